@@ -1,0 +1,111 @@
+"""One request as it was measured, and the append-only file it is written to.
+
+The record is the truth: everything else (summary, MLflow, report) is computed from it and can be computed again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+RECORD_SCHEMA = 1
+
+Outcome = Literal["ok", "error", "timeout", "truncated", "cancelled"]
+
+
+class SpecCounters(BaseModel):
+    """Speculation counters of one request, under the names SGLang uses in ``meta_info``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    spec_verify_ct: int
+    """Verification steps."""
+    spec_num_correct_drafts: int
+    """Draft tokens the target agreed with, bonus excluded; drafts past EOS or the token limit count."""
+    spec_num_proposed_drafts: int
+    """Draft tokens sent to verification, bonus excluded."""
+    spec_correct_drafts_histogram: list[int]
+    """Index i: verification steps with exactly i correct drafts; sums to ``spec_verify_ct``."""
+    spec_cap_lens_histogram: list[int] | None = None
+    """Index i: verification steps with a verify window of i tokens (anchor included); only under dynamic verification."""
+
+
+class RequestRecord(BaseModel):
+    """One request. Times are seconds on the client's monotonic clock; ``sent_at`` is its zero point."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    record_schema: int = RECORD_SCHEMA
+    trial_key: str
+    arm: str
+    session_index: int
+    """Which server session of the plan served it (order of starts, from 0)."""
+    phase: Literal["warmup", "measure"]
+    prompt_id: str
+    category: str
+    repeat: int
+    sent_wall_time: float
+    """Unix time, s."""
+    sent_at: float
+    """Monotonic client clock, s; comparable inside one trial only."""
+    chunks: list[tuple[float, int]]
+    """(seconds since ``sent_at``, cumulative completion tokens) per streamed chunk that brought tokens."""
+    e2e_s: float | None
+    """Seconds from send to the last byte; None where the request did not end well."""
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    cached_tokens: int | None
+    output_ids: list[int]
+    text: str
+    finish_reason: str | None
+    """``stop``, ``length`` or ``abort``."""
+    spec: SpecCounters | None
+    """None for a server that does not speculate."""
+    outcome: Outcome
+    error: str | None = None
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to first token, s."""
+        return self.chunks[0][0] if self.chunks else None
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token after the first chunk, s: (last chunk - first chunk) / (tokens after the first chunk).
+
+        vLLM and SGLang divide by (tokens - 1); with a first chunk of one token the two are the same.
+        """
+        if len(self.chunks) < 2:
+            return None
+        (first_s, first_tokens), (last_s, last_tokens) = self.chunks[0], self.chunks[-1]
+        return (last_s - first_s) / (last_tokens - first_tokens) if last_tokens > first_tokens else None
+
+
+class RecordFile:
+    """Append-only JSONL of request records; each line is on disk before ``append`` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab")
+
+    def append(self, record: RequestRecord) -> None:
+        self._file.write(record.model_dump_json().encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_records(path: Path) -> Iterator[RequestRecord]:
+    """Records of a file in the order they were written; a last line cut off by a crash is passed over."""
+    if not path.exists():
+        return
+    for line in path.read_bytes().splitlines(keepends=True):
+        if line.endswith(b"\n"):
+            yield RequestRecord.model_validate_json(line)

@@ -1,0 +1,40 @@
+"""What the orchestrator asks of whatever starts a server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class ServerFailure(RuntimeError):
+    """A server did not start or died. ``cause`` is one word for programs, the message says what to do."""
+
+    def __init__(self, cause: str, message: str, log: Path | None = None) -> None:
+        super().__init__(message)
+        self.cause = cause
+        self.log = log
+
+
+@dataclass(frozen=True)
+class ServerHandle:
+    """A server that is ready and was proven to be the one asked for."""
+
+    url: str
+    log: Path
+    command: list[str]
+    identity: dict[str, Any]
+    """What the server says of itself (``/server_info``): version, effective settings, weights hashes."""
+    pids: tuple[int, ...] = field(default=())
+
+
+class Runner(Protocol):
+    """Starts one server at a time. ``start`` raises ServerFailure; ``stop`` never leaves a process behind."""
+
+    def start(self, config: dict[str, Any], directory: Path, on_status: Any = None) -> ServerHandle: ...
+
+    def stop(self, handle: ServerHandle) -> None: ...
+
+    def peak_memory_bytes(self, handle: ServerHandle) -> int | None:
+        """Peak memory of the serving processes so far, bytes; None where it cannot be read."""
+        ...
