@@ -1,0 +1,243 @@
+"""The shape of a comparison's result: what the table, the report, the plots and MLflow show, and nothing else.
+
+A Summary is computed from the records by `summary.summarize`, written as ``summary.json`` and can be computed again.
+Missing figures are None, never 0: a plain arm has no acceptance, a single prompt has no interval.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from orchestrator.stats import PairedRatio
+
+SUMMARY_SCHEMA = 1
+
+Severity = Literal["error", "warning", "note"]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Finding(_Frozen):
+    """Something a reader must know before using the figures."""
+
+    severity: Severity
+    code: str
+    """One word for programs, for example ``tau_near_one``."""
+    text: str
+    arm: str | None = None
+
+
+class Acceptance(_Frozen):
+    """What became of the drafts, pooled over the measured requests of one arm at one load point."""
+
+    tau: float
+    """1 + sum(correct) / sum(verify steps): tokens per verification step, bonus included."""
+    tau_mean_of_requests: float
+    committed_per_step: float | None
+    """Output tokens per verification step, cut at EOS and the token limit; the prefill's token is not counted."""
+    rate: float | None
+    """sum(correct) / sum(proposed), bonus excluded."""
+    by_position: list[float]
+    """Entry i: share of the verification steps in which the drafts 0..i were all correct (joint, so it never rises)."""
+    by_position_conditional: list[float | None]
+    """Entry i: share of correct drafts at position i among the steps whose drafts before i were all correct."""
+    histogram: list[int]
+    """Entry i: verification steps with exactly i correct drafts."""
+    window_histogram: list[int] | None = None
+    """Entry i: verification steps that scored i tokens; only where the window is dynamic."""
+    verify_steps: int
+    correct: int
+    proposed: int
+    tau_by_category: dict[str, float] = {}
+    n_prompts: int
+    """Distinct prompts: at temperature 0 a repeat adds no evidence about acceptance."""
+
+
+class Point(_Frozen):
+    """One arm under one load point."""
+
+    load: str
+    """How it is shown, for example ``one at a time``."""
+    concurrency: int | None
+    """Requests in flight; None for an open loop."""
+    n_prompts: int
+    n_requests: int
+    """Requests that ended well."""
+    n_failed: int
+    repeats: int
+    outcomes: dict[str, int]
+    finish_reasons: dict[str, int]
+    output_tok_s: float | None
+    """sum(output tokens) / sum(end-to-end time) over requests: what one user sees, prefill included."""
+    decode_tok_s: float | None
+    """Tokens after the first chunk / time after the first chunk, pooled."""
+    system_tok_s: float | None
+    """Output tokens of all requests per second of wall time of their trials."""
+    tok_s_by_category: dict[str, float]
+    tok_s_range: tuple[float, float] | None
+    """Slowest and fastest request."""
+    ttft_p50_ms: float | None
+    ttft_p95_ms: float | None
+    tpot_p50_ms: float | None
+    e2e_p50_ms: float | None
+    step_ms: float | None
+    """Time after the first chunk per verification step (plain arm: per token), pooled."""
+    acceptance: Acceptance | None
+    speedup: PairedRatio | None
+    """End-to-end throughput over the plain arm's, paired by prompt; None for the plain arm itself."""
+    decode_speedup: PairedRatio | None
+    speedup_by_category: dict[str, PairedRatio]
+    repeated_4grams: float | None
+    """Share of 4-grams of the output that occurred before in the same output; looping text flatters a drafter."""
+    output_tokens: tuple[int, int, int] | None
+    """Shortest, median and longest output, tokens."""
+    output_tokens_total: int
+
+
+class Losslessness(_Frozen):
+    """Token identity of an arm's output with the plain arm's."""
+
+    verdict: Literal["identical", "near_tie", "different", "not_checked"]
+    n_compared: int
+    n_identical: int
+    text: str
+    """One sentence for the reader: where it forks, or why it was not checked."""
+
+
+class Memory(_Frozen):
+    """Peak memory of the server, over all sessions of the arm."""
+
+    kind: Literal["rss", "vram"]
+    peak_bytes: int
+
+    @property
+    def gib(self) -> float:
+        return self.peak_bytes / 2**30
+
+
+class Arm(_Frozen):
+    """One side of the comparison."""
+
+    name: str
+    baseline: bool
+    """True for the plain arm that speedups and token identity refer to."""
+    missing: str | None = None
+    """Why the arm was not measured; its points are then empty."""
+    drafter: str
+    block_size: int | None
+    proposed_tokens: int | None
+    verify_window: int | None
+    dynamic_window: bool
+    overrides: list[str]
+    points: list[Point]
+    """By rising concurrency; the first is the headline."""
+    losslessness: Losslessness | None
+    memory: Memory | None
+    sessions: int
+    """Server starts that served it."""
+    command: list[str]
+    """What started its server."""
+    identity: dict[str, Any]
+    """What the server said of itself."""
+
+    @property
+    def point(self) -> Point | None:
+        """The headline: the lowest load point."""
+        return self.points[0] if self.points else None
+
+
+class PromptCell(_Frozen):
+    """One prompt on one arm at the headline load point."""
+
+    tok_s: float | None
+    """Geometric mean over repeats of output tokens / end-to-end time."""
+    speedup: float | None
+    tau: float | None
+    output_tokens: int | None
+    """Of the first repeat."""
+    finish_reason: str | None
+    repeated_4grams: float | None
+    identical: bool | None
+    """Same tokens as the plain arm; None where there is nothing to compare."""
+    text: str
+    """Output of the first repeat."""
+
+
+class PromptRow(_Frozen):
+    prompt_id: str
+    category: str
+    cells: dict[str, PromptCell]
+
+
+class PublishedArm(_Frozen):
+    """What a source published about one arm; anything may be missing."""
+
+    tok_s: dict[str, float] = {}
+    """``overall`` and the suite's categories -> output tokens/s."""
+    tok_s_range: tuple[float, float] | None = None
+    memory_gb: float | None = None
+    tau: dict[str, float] = {}
+    """Suite -> acceptance length, by the source's own convention."""
+    speedup: dict[str, float] = {}
+    """Suite -> speedup over the source's plain arm."""
+
+
+class Published(_Frozen):
+    """Figures of another machine, for orientation; never part of a ratio or a statistic of this comparison."""
+
+    title: str
+    machine: str
+    setting: str
+    notes: list[str] = []
+    arms: dict[str, PublishedArm]
+
+
+class Summary(_Frozen):
+    """The result of one comparison."""
+
+    summary_schema: int = SUMMARY_SCHEMA
+    comparison: str
+    """Key of the comparison: the hash of all that can change its result."""
+    experiment: str
+    title: str
+    status: Literal["finished", "failed", "interrupted"]
+    engine: str
+    """``embedded`` or ``sglang``; every shown figure of an embedded run carries the tag."""
+    target: str
+    machine: str
+    setting: dict[str, Any]
+    """Few flat facts: dtype, attention, verification, suite, temperature, load, order, repeats, runner, node, seed."""
+    started: float
+    finished: float
+    """Unix time, s, of the first and the last measured request."""
+    order: list[str]
+    """Arm of each server session in measurement order."""
+    arms: list[Arm]
+    prompts: list[PromptRow]
+    findings: list[Finding]
+    config: dict[str, Any]
+    """The resolved config, secrets masked."""
+    environment: dict[str, Any]
+    """Versions, CPU, threads, git commit."""
+    published: list[Published] = []
+
+    @property
+    def baseline(self) -> Arm | None:
+        return next((arm for arm in self.arms if arm.baseline), None)
+
+    @property
+    def embedded(self) -> bool:
+        return self.engine == "embedded"
+
+
+def write_summary(summary: Summary, path: Path) -> None:
+    path.write_text(summary.model_dump_json(indent=1) + "\n")
+
+
+def read_summary(path: Path) -> Summary:
+    return Summary.model_validate_json(path.read_text())
