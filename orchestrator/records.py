@@ -44,9 +44,12 @@ class RequestRecord(BaseModel):
     arm: str
     session_index: int
     """Which server session of the plan served it (order of starts, from 0)."""
-    phase: Literal["warmup", "measure"]
+    phase: Literal["warmup", "measure", "probe"]
+    """``probe``: asked of the plain arm after the measurement, for the margins (``top2``) of a fork; never timed."""
     prompt_id: str
     category: str
+    prompt_sha256: str
+    """Of the text that was sent, chat template applied."""
     repeat: int
     sent_wall_time: float
     """Unix time, s."""
@@ -63,6 +66,8 @@ class RequestRecord(BaseModel):
     text: str
     finish_reason: str | None
     """``stop``, ``length`` or ``abort``."""
+    top2: list[tuple[tuple[int, float], tuple[int, float]]] | None = None
+    """Per output position the two likeliest tokens as (token id, log-probability), likeliest first; probes only."""
     spec: SpecCounters | None
     """None for a server that does not speculate."""
     outcome: Outcome

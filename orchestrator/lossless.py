@@ -1,0 +1,142 @@
+"""Token identity of each speculative arm against the plain arm at temperature 0.
+
+A fork is excused in one case only: the plain target itself had two tokens within ``NEAR_TIE`` of each other at that
+position, and the speculative arm took the other one. A batched pass rounds differently from a single one, so such a
+tie may fall either way. The margin is looked up in the plain arm's own records (``top2``); without it no fork is
+excused.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from orchestrator.records import RequestRecord
+
+NEAR_TIE = 1e-3
+"""Largest difference of log-probabilities (equal to that of logits) that counts as a tie."""
+
+Verdict = Literal["identical", "near_tie", "fork"]
+
+
+class Comparison(BaseModel):
+    """One request of an arm against the plain arm's output for the same prompt."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    arm: str
+    prompt_id: str
+    repeat: int
+    verdict: Verdict
+    position: int | None = None
+    """First output position (from 0) at which the two differ; the length of the shorter where one ends early."""
+    token: int | None = None
+    """The arm's token there; None where its output had ended."""
+    plain_token: int | None = None
+    margin: float | None = None
+    """log p(best) - log p(second) of the plain target at that position; None where it was not asked."""
+
+
+class Lossless(BaseModel):
+    """Result of one arm."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    arm: str
+    compared: int
+    """Requests compared (prompt and repeat)."""
+    identical: int
+    near_ties: list[Comparison]
+    forks: list[Comparison]
+    """Failures: no other word for them."""
+    missing: list[str]
+    """Prompts that cannot be compared, since one side has no well-ended request."""
+
+    @property
+    def ok(self) -> bool:
+        """True where every prompt was compared and no fork is left unexcused."""
+        return not self.forks and not self.missing
+
+
+def first_divergence(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """First index at which two token sequences differ, None where they are equal."""
+    for index, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left != right:
+            return index
+    return None if len(one) == len(other) else min(len(one), len(other))
+
+
+def check(records: Iterable[RequestRecord], plain_arm: str) -> dict[str, Lossless]:
+    """Every arm against the plain arm's first repeat, by arm; the plain arm's own entry is the noise floor.
+
+    The noise floor compares the later repeats of the plain arm with its first: where it is not zero, a fork of a
+    speculative arm does not yet prove the drafter wrong.
+    """
+    outputs: dict[str, dict[str, list[RequestRecord]]] = defaultdict(lambda: defaultdict(list))
+    probes: dict[str, list[RequestRecord]] = defaultdict(list)
+    asked: dict[str, set[str]] = defaultdict(set)
+    for record in records:
+        if record.phase == "warmup":
+            continue
+        if record.arm == plain_arm and record.top2 is not None:
+            probes[record.prompt_id].append(record)
+        if record.phase == "measure":
+            asked[record.arm].add(record.prompt_id)
+            if record.outcome == "ok":
+                outputs[record.arm][record.prompt_id].append(record)
+    references = {
+        prompt: min(candidates, key=lambda record: record.repeat)
+        for prompt, candidates in outputs[plain_arm].items()
+    }
+    results = {}
+    for arm in asked:
+        comparisons = [
+            compare(record, references[prompt], probes[prompt])
+            for prompt, candidates in outputs[arm].items()
+            if prompt in references
+            for record in candidates
+            if record is not references[prompt]
+        ]
+        prompts = asked[arm] | asked[plain_arm]
+        results[arm] = Lossless(
+            arm=arm,
+            compared=len(comparisons),
+            identical=sum(comparison.verdict == "identical" for comparison in comparisons),
+            near_ties=[comparison for comparison in comparisons if comparison.verdict == "near_tie"],
+            forks=[comparison for comparison in comparisons if comparison.verdict == "fork"],
+            missing=sorted(prompt for prompt in prompts if prompt not in references or prompt not in outputs[arm]),
+        )
+    return results
+
+
+def compare(record: RequestRecord, plain: RequestRecord, probes: Sequence[RequestRecord]) -> Comparison:
+    """One output against the plain one; ``probes`` are records of the plain arm that hold margins."""
+    position = first_divergence(record.output_ids, plain.output_ids)
+    if position is None:
+        return Comparison(arm=record.arm, prompt_id=record.prompt_id, repeat=record.repeat, verdict="identical")
+    token = record.output_ids[position] if position < len(record.output_ids) else None
+    plain_token = plain.output_ids[position] if position < len(plain.output_ids) else None
+    margin, tied = _margin(plain.output_ids[:position], position, probes)
+    excused = margin is not None and margin < NEAR_TIE and {token, plain_token} == tied
+    return Comparison(
+        arm=record.arm,
+        prompt_id=record.prompt_id,
+        repeat=record.repeat,
+        verdict="near_tie" if excused else "fork",
+        position=position,
+        token=token,
+        plain_token=plain_token,
+        margin=margin,
+    )
+
+
+def _margin(prefix: Sequence[int], position: int, probes: Sequence[RequestRecord]) -> tuple[float | None, set[int]]:
+    """Margin and the two best tokens after ``prefix`` from a probe that produced the same prefix."""
+    for probe in probes:
+        if probe.top2 is not None and position < len(probe.top2) and list(prefix) == probe.output_ids[:position]:
+            (best, best_logprob), (second, second_logprob) = probe.top2[position]
+            return best_logprob - second_logprob, {best, second}
+    return None, set()
