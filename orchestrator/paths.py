@@ -1,0 +1,29 @@
+"""Where things lie, whether installed in place, from a wheel, or started from another folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+PACKAGE_PREFIX = "package:"
+
+
+def conf_dir() -> Path:
+    """The shipped configuration: ``orchestrator/conf`` of a wheel, ``conf`` beside the package of a checkout."""
+    for folder in (_PACKAGE / "conf", _PACKAGE.parent / "conf"):
+        if (folder / "config.yaml").is_file():
+            return folder
+    raise FileNotFoundError(f"no conf/config.yaml beside {_PACKAGE}: the installation is incomplete")
+
+
+def local_path(path: str) -> Path | None:
+    """The folder or file that a model path of the config names, or None where it is a name to be fetched.
+
+    ``package:<folder>`` lies in this installation. A path that begins with ``/``, ``./``, ``../`` or ``~``, or that
+    exists from the working directory, is local; anything else is a Hugging Face id or the name of a packaged model.
+    """
+    if path.startswith(PACKAGE_PREFIX):
+        return _PACKAGE.parent / path.removeprefix(PACKAGE_PREFIX)
+    if path.startswith(("/", "./", "../", "~")) or Path(path).is_dir():
+        return Path(path).expanduser().absolute()
+    return None

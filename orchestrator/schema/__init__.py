@@ -1,0 +1,39 @@
+"""Typed models of the resolved configuration. Unknown keys and wrong types are refused; nothing here changes later."""
+
+from orchestrator.schema.experiment import ArmConfig, Experiment
+from orchestrator.schema.place import (
+    AttachRunner,
+    DockerRunner,
+    EmbeddedRunner,
+    LocalNode,
+    MlflowTracking,
+    NoTracking,
+    ProcessRunner,
+    SshNode,
+)
+from orchestrator.schema.server import Attention, Checkpoint, Drafter, Plugin, Target, Verification
+from orchestrator.schema.suite import Load, LoadPoint, Message, Prompt, Suite
+
+__all__ = [
+    "ArmConfig",
+    "AttachRunner",
+    "Attention",
+    "Checkpoint",
+    "DockerRunner",
+    "Drafter",
+    "EmbeddedRunner",
+    "Experiment",
+    "Load",
+    "LoadPoint",
+    "LocalNode",
+    "Message",
+    "MlflowTracking",
+    "NoTracking",
+    "Plugin",
+    "ProcessRunner",
+    "Prompt",
+    "SshNode",
+    "Suite",
+    "Target",
+    "Verification",
+]

@@ -1,0 +1,76 @@
+"""One comparison: its arms, each resolved to what it serves and sends, and how they are put in order."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from orchestrator.names import nearest
+from orchestrator.schema.base import Env, Flags, Model, Name, Strings
+from orchestrator.schema.place import Node, Runner, Tracking
+from orchestrator.schema.server import Attention, Drafter, Target, Verification
+from orchestrator.schema.suite import Load, Suite
+
+
+class ArmConfig(Model):
+    """What one arm serves and sends, resolved."""
+
+    name: Name
+    overrides: Strings
+    """The arm's own overrides, as written in the experiment."""
+    target: Target
+    drafter: Drafter
+    attention: Attention
+    verification: Verification
+    suite: Suite
+    load: Load
+    runner: Runner
+    node: Node
+    seed: int
+    """The server's random seed."""
+    server_args: Flags
+    env: Env
+
+    @property
+    def server(self) -> dict[str, Any]:
+        """The server config: only what this arm's server uses, plain JSON data (docs/reference/server_config.md)."""
+        from orchestrator.server_config import server_config
+
+        return server_config(self)
+
+
+class Experiment(Model):
+    """One comparison. Ratios are formed inside it only."""
+
+    name: Name
+    description: str
+    arms: Annotated[dict[Name, Strings], Field(min_length=1)]
+    """Arm -> its overrides; the order is the order of measurement."""
+    configs: dict[Name, ArmConfig]
+    """Arm -> resolved config, in the order of ``arms``."""
+    baseline: Name
+    """The arm that speedups and losslessness refer to."""
+    varies: Strings
+    """Config keys that may differ between arms; what else differs is a finding."""
+    order: Literal["abba", "once"]
+    """``abba``: whole server sessions forwards, then backwards; ``once``: one start per arm, drift is not controlled."""
+    action: Literal["run", "plan"]
+    output: str
+    """Root folder of results; what is measured is found again under it."""
+    allow_missing_arms: bool
+    tracking: Tracking
+    command_line: Strings = ()
+    """Overrides of the user, the preset included, without hydra's own."""
+    sweep: str | None = None
+    """Tag shared by the comparisons of one multirun; None outside a multirun."""
+
+    @model_validator(mode="after")
+    def _baseline_is_an_arm(self) -> Self:
+        if self.baseline not in self.arms:
+            near = nearest(self.baseline, self.arms)
+            raise ValueError(
+                f"baseline: '{self.baseline}' is not an arm; arms: {', '.join(self.arms)}"
+                + (f"; nearest: {near}" if near else "")
+            )
+        return self

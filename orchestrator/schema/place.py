@@ -1,0 +1,104 @@
+"""Where and how a server is started, and where results are shown: runner, node, tracking."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from orchestrator.schema.base import Model, Strings
+
+Port = Annotated[int, Field(ge=1, le=65535)] | None
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class _Runner(Model):
+    ready_timeout_s: Seconds
+    """Longest wait for the server to be ready."""
+    start_s: Seconds
+    """Rough time of a start; only the plan's estimate of cost reads it."""
+
+
+class EmbeddedRunner(_Runner):
+    """The engine of this project as a process on loopback."""
+
+    kind: Literal["embedded"]
+    threads: Annotated[int, Field(ge=1)] | None
+    """Threads of the engine, equal in every arm; None: the physical cores of the machine."""
+    port: Port
+    """None: any free port."""
+
+
+class ProcessRunner(_Runner):
+    """The local ``sglang`` installation as a process."""
+
+    kind: Literal["process"]
+    command: Strings
+    """How the server is entered, flags excluded."""
+    port: Port
+
+
+class DockerRunner(_Runner):
+    """A container with SGLang."""
+
+    kind: Literal["docker"]
+    image: str
+    """Tag or digest; a drafter with a plugin brings its own image."""
+    pull: Literal["missing", "always", "never"]
+    ipc_host: bool
+    shm_size: str | None
+    """Shared memory of the container (``32g``); without ``ipc_host`` SGLang needs it large."""
+    hf_cache: str
+    """Folder on the node that is mounted as the Hugging Face cache."""
+    kernel_cache: str
+    """Folder on the node that keeps compiled kernels between starts."""
+    offline: bool
+    """The server may not reach the network; weights are fetched before."""
+    mounts: dict[str, str]
+    """Further mounts: folder on the node -> folder in the container (read-only)."""
+    port: Port
+
+
+class AttachRunner(_Runner):
+    """A server that someone else started; it is measured, never stopped."""
+
+    kind: Literal["attach"]
+    url: Annotated[str, Field(pattern=r"^https?://")]
+
+
+Runner = Annotated[EmbeddedRunner | ProcessRunner | DockerRunner | AttachRunner, Field(discriminator="kind")]
+
+
+class _Node(Model):
+    gpus: Annotated[tuple[int | str, ...], Field(strict=False)] | None
+    """Indices or UUIDs of the GPUs to serve on; None: the first ``tp_size``."""
+    expect_gpu: str | None
+    """Part of the GPU's name that must be there, so that figures are not taken on another card unawares."""
+
+
+class LocalNode(_Node):
+    kind: Literal["local"]
+
+
+class SshNode(_Node):
+    kind: Literal["ssh"]
+    host: Annotated[str, Field(min_length=1)]
+    """``user@machine`` as OpenSSH takes it."""
+    docker_socket: str
+    """The engine's socket on that machine."""
+
+
+Node = Annotated[LocalNode | SshNode, Field(discriminator="kind")]
+
+
+class MlflowTracking(Model):
+    kind: Literal["mlflow"]
+    uri: str
+    """Tracking URI of MLflow."""
+
+
+class NoTracking(Model):
+    kind: Literal["none"]
+
+
+Tracking = Annotated[MlflowTracking | NoTracking, Field(discriminator="kind")]
