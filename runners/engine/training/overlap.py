@@ -1,0 +1,101 @@
+"""Keeps the suites' prompts out of the training data.
+
+Measure: texts are compared as sequences of lower-case words (runs of letters and digits; punctuation and layout don't
+count). A text overlaps a suite when it holds
+
+- any `NGRAM` (8) consecutive words of a suite's prompt, or
+- a whole sentence of a suite's prompt that is shorter than that (but has at least `SENTENCE` (4) words), or
+- the whole of a prompt with fewer words than that.
+
+The threshold is zero: one such run of words is enough. Eight words is short enough to catch a paraphrase that keeps a
+clause, and long enough that common phrases ("write a short story about a") don't count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+NGRAM = 8
+SENTENCE = 4
+_WORD = re.compile(r"[^\W_]+")
+_SENTENCE_END = re.compile(r"(?<=[.!?:])\s+|\n+")
+
+
+def words(text: str) -> list[str]:
+    """The lower-case words of a text."""
+    return _WORD.findall(text.lower())
+
+
+def suite_texts(folder: Path | None = None) -> list[str]:
+    """Every prompt text of every suite file (`conf/suite/*.yaml`).
+
+    Args:
+        folder: where the suite files are; None: the project's own.
+    Raises:
+        FileNotFoundError: the folder holds no suite, so that nothing could be excluded.
+    """
+    import yaml
+
+    folders = [folder] if folder else [root / "conf" / "suite" for root in _roots()]
+    files = sorted(path for where in folders for path in where.glob("*.yaml"))
+    if not files:
+        raise FileNotFoundError(f"no suite files in {' or '.join(map(str, folders))}")
+    found: list[str] = []
+    for path in files:
+        found += _strings(yaml.safe_load(path.read_text(encoding="utf-8")).get("prompts", []))
+    return found
+
+
+def _roots() -> Iterator[Path]:
+    top = Path(__file__).resolve().parents[3]
+    yield from (top, top / "orchestrator")  # a checkout; an installed wheel
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)
+
+
+class SuiteFilter:
+    """Tells whether a text shares a run of words with a suite's prompts (module docstring: the measure).
+
+    Args:
+        texts: the suites' prompt texts; None: those of `suite_texts()`.
+    """
+
+    def __init__(self, texts: Iterable[str] | None = None) -> None:
+        self._runs: dict[int, set[tuple[str, ...]]] = {}  # length in words -> runs of that length
+        for text in suite_texts() if texts is None else texts:
+            whole = words(text)
+            if 0 < len(whole) < SENTENCE:
+                self._add(whole)
+            for i in range(len(whole) - NGRAM + 1):
+                self._add(whole[i : i + NGRAM])
+            for sentence in _SENTENCE_END.split(text):
+                if SENTENCE <= len(run := words(sentence)) < NGRAM:
+                    self._add(run)
+
+    def _add(self, run: list[str]) -> None:
+        self._runs.setdefault(len(run), set()).add(tuple(run))
+
+    def shared(self, text: str) -> str | None:
+        """The first shared run of words, or None."""
+        found = words(text)
+        for length, runs in self._runs.items():
+            for i in range(len(found) - length + 1):
+                if tuple(found[i : i + length]) in runs:
+                    return " ".join(found[i : i + length])
+        return None
+
+    def overlaps(self, text: str) -> bool:
+        """True when the text must not be trained on."""
+        return self.shared(text) is not None
