@@ -16,7 +16,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 NGRAM = 8
 SENTENCE = 4
@@ -43,26 +42,13 @@ def suite_texts(folder: Path | None = None) -> list[str]:
     files = sorted(path for where in folders for path in where.glob("*.yaml"))
     if not files:
         raise FileNotFoundError(f"no suite files in {' or '.join(map(str, folders))}")
-    found: list[str] = []
-    for path in files:
-        found += _strings(yaml.safe_load(path.read_text(encoding="utf-8")).get("prompts", []))
-    return found
+    suites = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in files]
+    return [message["content"] for suite in suites for prompt in suite["prompts"] for message in prompt["messages"]]
 
 
 def _roots() -> Iterator[Path]:
     top = Path(__file__).resolve().parents[3]
     yield from (top, top / "orchestrator")  # a checkout; an installed wheel
-
-
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _strings(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _strings(item)
 
 
 class SuiteFilter:
