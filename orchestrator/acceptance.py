@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 
 from pydantic import BaseModel, ConfigDict
 
@@ -174,7 +174,7 @@ def recount(record: RequestRecord) -> Recount:
     Valid where the server streams after every step (``stream_interval`` 1) and merges no chunks.
     """
     totals = [tokens for _, tokens in record.chunks]
-    gains = [after - before for before, after in zip(totals, totals[1:], strict=False)]
+    gains = [after - before for before, after in pairwise(totals)]
     histogram = [0] * (max(gains, default=0))
     for gain in gains:
         histogram[gain - 1] += 1

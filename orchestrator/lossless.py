@@ -92,7 +92,7 @@ def check(records: Iterable[RequestRecord], plain_arm: str) -> dict[str, Lossles
         for prompt, candidates in outputs[plain_arm].items()
     }
     results = {}
-    for arm in asked:
+    for arm, own in asked.items():
         comparisons = [
             compare(record, references[prompt], probes[prompt])
             for prompt, candidates in outputs[arm].items()
@@ -100,7 +100,7 @@ def check(records: Iterable[RequestRecord], plain_arm: str) -> dict[str, Lossles
             for record in candidates
             if record is not references[prompt]
         ]
-        prompts = asked[arm] | asked[plain_arm]
+        prompts = own | asked[plain_arm]
         results[arm] = Lossless(
             arm=arm,
             compared=len(comparisons),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from pydantic import BaseModel, ConfigDict
 
@@ -98,7 +99,7 @@ def inter_token_gaps(record: RequestRecord) -> list[tuple[float, int]]:
     """(seconds since the chunk before, tokens it brought) for each chunk after the first."""
     return [
         (later - earlier, after - before)
-        for (earlier, before), (later, after) in zip(record.chunks, record.chunks[1:], strict=False)
+        for (earlier, before), (later, after) in pairwise(record.chunks)
     ]
 
 

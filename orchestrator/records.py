@@ -91,26 +91,32 @@ class RequestRecord(BaseModel):
 
 
 class RecordFile:
-    """Append-only JSONL of request records; each line is on disk before ``append`` returns."""
+    """A new append-only JSONL file of request records. Raises FileExistsError where the path is taken."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab")
+        self._file = path.open("xb")
 
     def append(self, record: RequestRecord) -> None:
+        """Hand the record to the operating system: from here on a crash of this process cannot lose it.
+
+        It is not forced to the disk here, since a slow disk would then move the time stamps of requests in flight.
+        """
         self._file.write(record.model_dump_json().encode() + b"\n")
         self._file.flush()
+
+    def sync(self) -> None:
+        """Force what was appended to the disk."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
+        self.sync()
         self._file.close()
 
 
 def read_records(path: Path) -> Iterator[RequestRecord]:
     """Records of a file in the order they were written; a last line cut off by a crash is passed over."""
-    if not path.exists():
-        return
     for line in path.read_bytes().splitlines(keepends=True):
         if line.endswith(b"\n"):
             yield RequestRecord.model_validate_json(line)

@@ -35,6 +35,10 @@ class Runner(Protocol):
 
     def stop(self, handle: ServerHandle) -> None: ...
 
+    def failure(self, handle: ServerHandle) -> ServerFailure | None:
+        """Why the server died, with what its log said last; None while it runs."""
+        ...
+
     def peak_memory_bytes(self, handle: ServerHandle) -> int | None:
         """Peak memory of the serving processes so far, bytes; None where it cannot be read."""
         ...

@@ -1,0 +1,141 @@
+"""What was measured, on disk: append-only record files of each run, and an index of finished trials by content.
+
+A run directory stands alone:
+
+    trials.jsonl                      one TrialEntry per finished trial, appended when its last record is on disk
+    sessions/00-plain/records.jsonl   request records in the order they ended, warm-up and unfinished trials included
+    sessions/00-plain/server.log
+
+The index beside the runs holds one small file per trial key that says which run has it. A later run copies such a trial
+instead of measuring it. An index entry whose run is gone counts as not measured.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from orchestrator.records import RECORD_SCHEMA, RecordFile, RequestRecord, read_records
+
+TRIALS = "trials.jsonl"
+
+
+class ServerFacts(BaseModel):
+    """What was seen of the server that served a trial."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    session_index: int
+    arm: str
+    command: list[str]
+    identity: dict[str, Any]
+    started: float
+    """Unix time of the start, s."""
+    ready_s: float
+    """Seconds from start to ready."""
+    peak_memory_bytes: int | None
+    """Up to the end of the trial."""
+
+
+class TrialEntry(BaseModel):
+    """A finished trial: enough to find its records and to know how they came about."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    record_schema: int = RECORD_SCHEMA
+    key: str
+    records: str
+    """Record file, relative to the run directory."""
+    count: int
+    """Records of the trial in it, warm-up excluded."""
+    server: ServerFacts
+    source: str | None = None
+    """Run directory it was copied from; None where this run measured it."""
+
+
+class Found(BaseModel):
+    """A finished trial of some run, as the index knows it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run: str
+    """Run directory, relative to the index directory."""
+    entry: TrialEntry
+
+
+class Store:
+    """Writes one run and reads those before it. Several processes may share the index, never a run directory's file."""
+
+    def __init__(self, run: Path, index: Path) -> None:
+        self.run = run
+        self.index = index
+        run.mkdir(parents=True, exist_ok=True)
+        index.mkdir(parents=True, exist_ok=True)
+
+    def open_session(self, index: int, arm: str) -> tuple[Path, RecordFile]:
+        """Directory of a server session (for its log) and a new record file in it.
+
+        The file is new even when the run directory is used again, so that records of an attempt that did not finish
+        are never mixed with those of the next.
+        """
+        directory = self.run / "sessions" / f"{index:02d}-{re.sub(r'[^A-Za-z0-9_.-]', '_', arm)}"
+        directory.mkdir(parents=True, exist_ok=True)
+        attempt = 0
+        while True:
+            path = directory / (f"records.{attempt}.jsonl" if attempt else "records.jsonl")
+            try:
+                return directory, RecordFile(path)
+            except FileExistsError:
+                attempt += 1
+
+    def finish(self, key: str, file: RecordFile, count: int, server: ServerFacts, source: str | None = None) -> None:
+        """Declare a trial finished: its records are forced to disk, then the run and the index learn of it."""
+        file.sync()
+        records = str(file.path.relative_to(self.run))
+        entry = TrialEntry(key=key, records=records, count=count, server=server, source=source)
+        with (self.run / TRIALS).open("ab") as trials:
+            trials.write(entry.model_dump_json().encode() + b"\n")
+            trials.flush()
+            os.fsync(trials.fileno())
+        found = Found(run=os.path.relpath(self.run, self.index), entry=entry)
+        temporary = self.index / f".{key}.{os.getpid()}"
+        temporary.write_text(found.model_dump_json() + "\n")
+        os.replace(temporary, self.index / f"{key}.json")
+
+    def find(self, key: str) -> tuple[Found, list[RequestRecord]] | None:
+        """A finished trial of an earlier run with all its records; None where it must be measured (again)."""
+        try:
+            found = Found.model_validate_json((self.index / f"{key}.json").read_bytes())
+            records = list(_of_trial(self.index / found.run / found.entry.records, key))
+        except (FileNotFoundError, ValidationError):  # never measured, run removed, or written by another version
+            return None
+        whole = found.entry.record_schema == RECORD_SCHEMA and len(records) == found.entry.count
+        return (found, records) if whole else None
+
+    def adopt(self, found: Found, records: Iterable[RequestRecord], file: RecordFile) -> None:
+        """Copy a trial of an earlier run into this one."""
+        for record in records:
+            file.append(record)
+        origin = self.index / found.run
+        source = found.entry.source or os.path.relpath(origin, self.run)
+        self.finish(found.entry.key, file, found.entry.count, found.entry.server, source)
+
+
+def load(run: Path) -> tuple[list[TrialEntry], list[RequestRecord]]:
+    """Finished trials of a run directory and their records, warm-up excluded; the last entry of a key counts."""
+    path = run / TRIALS
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    entries = {
+        entry.key: entry for line in lines if line.endswith(b"\n") for entry in [TrialEntry.model_validate_json(line)]
+    }
+    records = [record for entry in entries.values() for record in _of_trial(run / entry.records, entry.key)]
+    return list(entries.values()), records
+
+
+def _of_trial(path: Path, key: str) -> Iterator[RequestRecord]:
+    return (record for record in read_records(path) if record.trial_key == key and record.phase != "warmup")

@@ -1,0 +1,124 @@
+"""Every expected figure is worked out by hand from the counts in the test."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.acceptance import by_category, disagreement, independent, pooled, positions, recount
+from tests.record_factory import counters, record
+
+# Block of 4: three drafts a step. 10 steps: 2 with none correct, 3 with one, 1 with two, 4 with three.
+SHORT = record(
+    prompt_id="a", category="short", completion_tokens=27, spec=counters([2, 3, 1, 4], 30), arm="spec"
+)
+# 5 steps, all three drafts correct in each.
+LONG = record(prompt_id="b", category="long", completion_tokens=21, spec=counters([0, 0, 0, 5], 15), arm="spec")
+
+
+def test_tau_is_pooled_and_its_other_averages_stand_beside_it() -> None:
+    result = pooled([SHORT, LONG])
+    assert result is not None
+    assert result.verify_steps == 15
+    assert result.correct_drafts == (3 * 1 + 1 * 2 + 4 * 3) + 15 == 32
+    assert result.tau == pytest.approx(1 + 32 / 15)
+    assert result.tau_mean_of_requests == pytest.approx(((1 + 17 / 10) + (1 + 15 / 5)) / 2)
+    assert result.tau_token_weighted == pytest.approx((27 * 2.7 + 21 * 4.0) / 48)
+    assert result.committed_per_step == pytest.approx((26 + 20) / 15)
+    assert result.rate == pytest.approx(32 / 45)
+    assert result.proposed_per_step == 3
+    assert result.histogram == [2, 3, 1, 9]
+    assert result.requests == 2
+
+
+def test_static_positions_are_exact() -> None:
+    first, second, third = positions([2, 3, 1, 4], None, proposed=30)
+    assert (first.correct, first.reached, first.joint, first.conditional) == (8, 10, 0.8, 0.8)
+    assert (second.correct, second.reached, second.joint) == (5, 10, 0.5)
+    assert second.conditional == pytest.approx(5 / 8)
+    assert (third.correct, third.joint) == (4, 0.4)
+    assert third.conditional == pytest.approx(4 / 5)
+
+
+def test_positions_that_were_proposed_and_never_correct_are_zero_not_missing() -> None:
+    result = positions([4, 2], None, proposed=18)
+    assert [place.joint for place in result] == [pytest.approx(2 / 6), 0.0, 0.0]
+    assert [place.conditional for place in result] == [pytest.approx(2 / 6), 0.0, None]
+
+
+def test_a_cut_window_is_not_counted_against_the_positions_it_left_out() -> None:
+    # Windows count the anchor: 4 steps of 2 tokens (one draft), 6 steps of 4 tokens (three drafts).
+    # Truth by step: the 4 cut steps were correct at position 1; of the 6 wide ones 1 had none, 2 had one, 3 had three.
+    result = positions([1, 6, 0, 3], [0, 0, 4, 0, 6], proposed=4 * 1 + 6 * 3)
+    assert [place.reached for place in result] == [10, 6, 6]
+    assert [place.joint for place in result] == [0.9, 0.5, 0.5]
+    true_conditional_at_2 = 3 / 5  # wide steps correct at 1: 5
+    assert result[1].conditional == pytest.approx(3 / 6), "the most the denominator can be"
+    assert result[1].conditional <= true_conditional_at_2
+    assert result[2].conditional == 1.0
+
+
+def test_windows_of_requests_are_pooled_only_when_every_request_has_them() -> None:
+    with_windows = record(spec=counters([1, 1], 3, [0, 0, 1, 1]))
+    both = pooled([with_windows, with_windows])
+    assert both is not None and both.window_histogram == [0, 0, 2, 2] and both.windows_vary
+    mixed = pooled([with_windows, SHORT])
+    assert mixed is not None and mixed.window_histogram is None and not mixed.windows_vary
+
+
+def test_a_plain_arm_has_no_acceptance() -> None:
+    assert pooled([record()]) is None
+    assert pooled([]) is None
+    assert pooled([record(spec=counters([], 0))]) is None, "a request of one token has no verification step"
+
+
+def test_categories_are_pooled_apart() -> None:
+    result = by_category([SHORT, LONG, record(category="plain")])
+    assert {name: value.tau for name, value in result.items()} == {"short": pytest.approx(2.7), "long": 4.0}
+
+
+def test_a_greedy_repeat_adds_no_acceptance_and_a_sampled_one_does() -> None:
+    records = [
+        record(repeat=1),
+        record(repeat=0),
+        record(prompt_id="p1", outcome="timeout"),
+        record(prompt_id="p1", repeat=1),
+        record(prompt_id="p2", phase="warmup"),
+    ]
+    assert [(kept.prompt_id, kept.repeat) for kept in independent(records, 0.0)] == [("p0", 0), ("p1", 1)]
+    assert len(independent(records, 0.7)) == 3
+
+
+def test_counters_are_recounted_from_the_stream() -> None:
+    stream = record(
+        output_ids=list(range(12)),
+        chunks=[(0.1, 1), (0.2, 5), (0.3, 6), (0.4, 9), (0.5, 12)],
+        spec=counters([1, 0, 2, 1], 12),
+    )
+    seen = recount(stream)
+    assert seen.verify_steps == 4
+    assert seen.histogram == [1, 0, 2, 1]  # gains 4, 1, 3, 3
+    assert seen.last_committed == 3
+    assert disagreement(stream) is None
+
+
+def test_only_the_last_step_may_hold_more_than_the_stream_shows() -> None:
+    def ended_at(server: list[int], proposed: int = 12) -> str | None:
+        chunks = [(0.1, 1), (0.2, 5), (0.3, 6), (0.4, 9), (0.5, 11)]  # gains 4, 1, 3 and a last one of 2
+        return disagreement(record(output_ids=list(range(11)), chunks=chunks, spec=counters(server, proposed)))
+
+    assert ended_at([1, 1, 1, 1]) is None
+    assert ended_at([1, 0, 1, 2]) is None, "the last step had three correct drafts, one reached the output"
+    assert "from the stream" in (ended_at([2, 0, 1, 1]) or ""), "fewer than the output shows"
+    assert "from the stream" in (ended_at([0, 1, 2, 1]) or ""), "another step than the last"
+    assert "spec_verify_ct is 5" in (ended_at([2, 1, 1, 1], 15) or "")
+
+
+def test_counters_that_contradict_themselves_are_named() -> None:
+    good = counters([1, 1], 6)
+    chunks = [(0.1, 1), (0.2, 2), (0.3, 4)]
+    bad = good.model_copy(update={"spec_num_correct_drafts": 2})
+    assert "spec_num_correct_drafts is 2" in (disagreement(record(chunks=chunks, spec=bad)) or "")
+    bad = good.model_copy(update={"spec_verify_ct": 3})
+    assert "spec_verify_ct is 3" in (disagreement(record(chunks=chunks, spec=bad)) or "")
+    assert "without speculation" in (disagreement(record(chunks=chunks)) or "")
+    assert disagreement(record()) is None
