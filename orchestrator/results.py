@@ -11,6 +11,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from orchestrator.acceptance import Acceptance
+from orchestrator.lossless import Lossless
+from orchestrator.metrics import Metrics
 from orchestrator.stats import PairedRatio
 
 SUMMARY_SCHEMA = 1
@@ -32,32 +35,6 @@ class Finding(_Frozen):
     arm: str | None = None
 
 
-class Acceptance(_Frozen):
-    """What became of the drafts, pooled over the measured requests of one arm at one load point."""
-
-    tau: float
-    """1 + sum(correct) / sum(verify steps): tokens per verification step, bonus included."""
-    tau_mean_of_requests: float
-    committed_per_step: float | None
-    """Output tokens per verification step, cut at EOS and the token limit; the prefill's token is not counted."""
-    rate: float | None
-    """sum(correct) / sum(proposed), bonus excluded."""
-    by_position: list[float]
-    """Entry i: share of the verification steps in which the drafts 0..i were all correct (joint, so it never rises)."""
-    by_position_conditional: list[float | None]
-    """Entry i: share of correct drafts at position i among the steps whose drafts before i were all correct."""
-    histogram: list[int]
-    """Entry i: verification steps with exactly i correct drafts."""
-    window_histogram: list[int] | None = None
-    """Entry i: verification steps that scored i tokens; only where the window is dynamic."""
-    verify_steps: int
-    correct: int
-    proposed: int
-    tau_by_category: dict[str, float] = {}
-    n_prompts: int
-    """Distinct prompts: at temperature 0 a repeat adds no evidence about acceptance."""
-
-
 class Point(_Frozen):
     """One arm under one load point."""
 
@@ -66,12 +43,9 @@ class Point(_Frozen):
     concurrency: int | None
     """Requests in flight; None for an open loop."""
     n_prompts: int
-    n_requests: int
-    """Requests that ended well."""
-    n_failed: int
     repeats: int
-    outcomes: dict[str, int]
-    finish_reasons: dict[str, int]
+    metrics: Metrics
+    """Latencies, outcomes and lengths of the measured requests (its throughput only means something in one trial)."""
     output_tok_s: float | None
     """sum(output tokens) / sum(end-to-end time) over requests: what one user sees, prefill included."""
     decode_tok_s: float | None
@@ -81,32 +55,14 @@ class Point(_Frozen):
     tok_s_by_category: dict[str, float]
     tok_s_range: tuple[float, float] | None
     """Slowest and fastest request."""
-    ttft_p50_ms: float | None
-    ttft_p95_ms: float | None
-    tpot_p50_ms: float | None
-    e2e_p50_ms: float | None
     step_ms: float | None
     """Time after the first chunk per verification step (plain arm: per token), pooled."""
     acceptance: Acceptance | None
+    acceptance_by_category: dict[str, Acceptance]
     speedup: PairedRatio | None
     """End-to-end throughput over the plain arm's, paired by prompt; None for the plain arm itself."""
     decode_speedup: PairedRatio | None
     speedup_by_category: dict[str, PairedRatio]
-    repeated_4grams: float | None
-    """Share of 4-grams of the output that occurred before in the same output; looping text flatters a drafter."""
-    output_tokens: tuple[int, int, int] | None
-    """Shortest, median and longest output, tokens."""
-    output_tokens_total: int
-
-
-class Losslessness(_Frozen):
-    """Token identity of an arm's output with the plain arm's."""
-
-    verdict: Literal["identical", "near_tie", "different", "not_checked"]
-    n_compared: int
-    n_identical: int
-    text: str
-    """One sentence for the reader: where it forks, or why it was not checked."""
 
 
 class Memory(_Frozen):
@@ -133,10 +89,12 @@ class Arm(_Frozen):
     proposed_tokens: int | None
     verify_window: int | None
     dynamic_window: bool
+    lossy: bool
     overrides: list[str]
     points: list[Point]
     """By rising concurrency; the first is the headline."""
-    losslessness: Losslessness | None
+    lossless: Lossless | None
+    """Token identity with the plain arm (the plain arm's own entry is its noise floor); None where not checked."""
     memory: Memory | None
     sessions: int
     """Server starts that served it."""
@@ -205,6 +163,9 @@ class Summary(_Frozen):
     """Key of the comparison: the hash of all that can change its result."""
     experiment: str
     title: str
+    description: str
+    sweep: str | None = None
+    """Tag shared by the comparisons of one multirun."""
     status: Literal["finished", "failed", "interrupted"]
     engine: str
     """``embedded`` or ``sglang``; every shown figure of an embedded run carries the tag."""

@@ -1,0 +1,179 @@
+"""What a summary needs beside the records: what the config says, what the plan asked for, what was seen of the servers.
+
+A rerun adopts trials of earlier runs, so what was seen of a server comes with the trial it served, not with this run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from orchestrator import published
+from orchestrator.plan import Plan
+from orchestrator.results import Published
+from orchestrator.schema import ArmConfig, Experiment, LoadPoint
+from orchestrator.store import TrialEntry
+
+Status = Literal["finished", "failed", "interrupted"]
+
+
+@dataclass(frozen=True)
+class ArmFacts:
+    """What the config says of an arm."""
+
+    name: str
+    drafter: str
+    """Drafter name; ``none`` for a plain arm."""
+    block_size: int | None = None
+    proposed_tokens: int | None = None
+    verify_window: int | None = None
+    dynamic_window: bool = False
+    lossy: bool = False
+    """Its verification takes drafts that the target would not have chosen."""
+    overrides: list[str] = field(default_factory=list)
+    missing: str | None = None
+    """Why it cannot run, where it was allowed to be missing."""
+
+
+@dataclass(frozen=True)
+class SessionFacts:
+    """What was seen of one server session."""
+
+    arm: str
+    command: list[str]
+    identity: dict[str, Any]
+    peak_memory_bytes: int | None
+
+
+@dataclass(frozen=True)
+class TrialFacts:
+    """Which load a trial key stands for."""
+
+    load: str
+    concurrency: int | None
+    """Requests in flight; None for an open loop."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that a summary needs beside the records. Secrets in ``config`` and commands are masked by ``summarize``."""
+
+    comparison: str
+    experiment: str
+    title: str
+    description: str
+    status: Status
+    engine: str
+    target: str
+    machine: str
+    temperature: float
+    order: Literal["abba", "once"]
+    memory_kind: Literal["rss", "vram"]
+    baseline: str | None
+    """Name of the plain arm; None where the experiment has none."""
+    arms: Sequence[ArmFacts]
+    trials: Mapping[str, TrialFacts]
+    """By trial key: exactly the trials of this comparison. Records of other trials are refused."""
+    sessions: Sequence[SessionFacts]
+    """In measurement order."""
+    setting: dict[str, Any]
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    published: Sequence[Published] = ()
+    sweep: str | None = None
+    """Tag shared by the comparisons of one multirun."""
+    sources: Sequence[str] = ("",)
+    """Runs that measured the trials; the empty one is this run."""
+
+
+def gather(
+    experiment: Experiment,
+    plan: Plan,
+    entries: Sequence[TrialEntry],
+    status: Status,
+    machine: str,
+    environment: dict[str, Any],
+) -> Facts:
+    """Facts of one comparison. ``entries`` are its finished trials (``store.load``); ``machine`` is what served, in
+    words (CPU or GPU)."""
+    base = experiment.configs[experiment.baseline]
+    engine = base.server["engine"]
+    return Facts(
+        comparison=plan.key,
+        experiment=experiment.name,
+        title=experiment.name,
+        description=experiment.description,
+        status=status,
+        engine=engine,
+        target=base.target.name,
+        machine=machine,
+        temperature=base.suite.temperature,
+        order=experiment.order,
+        memory_kind="rss" if engine == "embedded" else "vram",
+        baseline=experiment.baseline,
+        arms=[_arm(config, plan.missing.get(name)) for name, config in experiment.configs.items()],
+        trials={trial.key: TrialFacts(_load(trial.load), trial.load.concurrency) for trial in plan.trials},
+        sessions=_sessions(entries),
+        setting=_setting(base, experiment),
+        config=experiment.model_dump(mode="json"),
+        environment=environment,
+        published=published.load(experiment.name),
+        sweep=experiment.sweep,
+        sources=sorted({entry.source or "" for entry in entries}),
+    )
+
+
+def _arm(config: ArmConfig, missing: str | None) -> ArmFacts:
+    drafter = config.drafter
+    speculates = drafter.speculates
+    return ArmFacts(
+        name=config.name,
+        drafter=drafter.name if speculates else "none",
+        block_size=drafter.block_size if speculates else None,
+        proposed_tokens=drafter.proposed_tokens if speculates else None,
+        verify_window=drafter.verify_window,
+        dynamic_window=speculates and config.verification.mode in ("dynamic", "cap_accept", "compact"),
+        lossy=speculates and not config.verification.lossless,
+        overrides=list(config.overrides),
+        missing=missing,
+    )
+
+
+def _load(load: LoadPoint) -> str:
+    return "one request at a time" if load.concurrency == 1 else f"{load.concurrency} requests at a time"
+
+
+def _sessions(entries: Sequence[TrialEntry]) -> list[SessionFacts]:
+    """Server starts in the order of their start; a start that served several trials has its last peak."""
+    starts: dict[tuple[float, str], SessionFacts] = {}
+    for entry in entries:
+        server = entry.server
+        before = starts.get((server.started, server.arm))
+        peaks = [peak for peak in (server.peak_memory_bytes, before and before.peak_memory_bytes) if peak]
+        starts[server.started, server.arm] = SessionFacts(
+            arm=server.arm,
+            command=server.command,
+            identity=server.identity,
+            peak_memory_bytes=max(peaks, default=None),
+        )
+    return [starts[key] for key in sorted(starts)]
+
+
+def _setting(base: ArmConfig, experiment: Experiment) -> dict[str, Any]:
+    """What all arms share, few and flat: MLflow's params and the report's fact line."""
+    return {
+        "target": base.target.name,
+        "dtype": base.target.dtype,
+        "attention": base.attention.backend,
+        "verification": base.verification.mode,
+        "suite": base.suite.name,
+        "temperature": base.suite.temperature,
+        "repeats": base.suite.repeats,
+        "max_new_tokens": base.suite.token_limit(base.target.name),
+        "load": base.load.name,
+        "runner": base.runner.kind,
+        "node": base.node.kind,
+        "order": experiment.order,
+        "seed": base.seed,
+    }

@@ -1,0 +1,121 @@
+"""One self-contained ``report.html``: styles and plots are inside it, nothing is fetched when it is opened."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shlex
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from orchestrator.report import plots, table
+from orchestrator.results import Arm, Published, Summary
+
+_HERE = Path(__file__).resolve().parent
+
+
+def write(summary: Summary, directory: Path) -> list[Path]:
+    """Write report.html, result.md and plots/*.png into ``directory``; the paths written, report.html first."""
+    drawn = plots.draw(summary)
+    (directory / "plots").mkdir(parents=True, exist_ok=True)
+    page, text = directory / "report.html", directory / "result.md"
+    page.write_text(render(summary, drawn))
+    text.write_text(table.markdown(summary) + "\n")
+    images = [directory / "plots" / f"{plot.stem}.png" for plot in drawn]
+    for plot, image in zip(drawn, images, strict=True):
+        image.write_bytes(plot.png)
+    return [page, text, *images]
+
+
+def render(summary: Summary, drawn: list[plots.Plot]) -> str:
+    """The page as text."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(
+        number=table.number, ratio=table.ratio, percent=table.percent, pretty=_pretty, command=shlex.join, when=_when
+    )
+    return environment.get_template("report.html.j2").render(
+        summary=summary,
+        headline=table.headline(summary),
+        base=summary.baseline.name if summary.baseline else "plain",
+        plain=summary.baseline.point if summary.baseline else None,
+        rows=table.rows(summary),
+        cards=_cards(summary),
+        steps=_steps(summary),
+        plots=[(plot, base64.b64encode(plot.svg).decode()) for plot in drawn],
+        positions=_positions(summary),
+        published=[(source, _published(source)) for source in summary.published],
+        tag=table.EMBEDDED_TAG if summary.embedded else None,
+        lossless=table.lossless,
+    )
+
+
+def _cards(summary: Summary) -> list[Arm]:
+    """Arms with a speedup, the fastest first."""
+    arms = [arm for arm in summary.arms if arm.point and arm.point.speedup]
+    return sorted(arms, key=lambda arm: -arm.point.speedup.ratio if arm.point and arm.point.speedup else 0)
+
+
+def _steps(summary: Summary) -> list[dict[str, Any]]:
+    """How tau becomes speed: committed tokens per step over the step's cost in plain steps, beside what was measured."""
+    rows = []
+    for arm in summary.arms:
+        point = arm.point
+        cost = table.step_cost(summary, point) if point else None
+        if point and point.acceptance and cost:
+            committed = point.acceptance.committed_per_step
+            rows.append({"arm": arm.name, "tau": point.acceptance.tau, "committed": committed, "cost": cost,
+                         "product": committed / cost, "measured": point.decode_speedup})  # fmt: skip
+    return rows
+
+
+def _positions(summary: Summary) -> list[tuple[int, list[tuple[str, str]]]]:
+    """Per draft position: (joint, conditional) of each arm that has acceptance."""
+    found = [arm.point.acceptance.positions for arm in _speculative(summary) if arm.point and arm.point.acceptance]
+    return [
+        (
+            index + 1,
+            [
+                (table.percent(places[index].joint), table.percent(places[index].conditional))
+                if index < len(places)
+                else ("", "")
+                for places in found
+            ],
+        )
+        for index in range(max(map(len, found), default=0))
+    ]
+
+
+def _published(source: Published) -> list[tuple[str, list[str]]]:
+    """(metric, figure per arm) of one source."""
+    arms = list(source.arms.values())
+    found = []
+    for label, digits, figures in (
+        ("tok/s", 0, [arm.tok_s for arm in arms]),
+        ("acceptance length", 2, [arm.tau for arm in arms]),
+        ("speedup", 2, [arm.speedup for arm in arms]),
+    ):
+        for key in dict.fromkeys(key for figure in figures for key in figure):
+            found.append((f"{label}, {key}", [table.number(figure.get(key), digits) for figure in figures]))
+    if any(arm.tok_s_range for arm in arms):
+        ranges = [f"{arm.tok_s_range[0]:.0f} to {arm.tok_s_range[1]:.0f}" if arm.tok_s_range else "–" for arm in arms]
+        found.append(("tok/s, slowest to fastest request", ranges))
+    if any(arm.memory_gb for arm in arms):
+        found.append(("memory, GB", [table.number(arm.memory_gb) for arm in arms]))
+    return found
+
+
+def _speculative(summary: Summary) -> list[Arm]:
+    return [arm for arm in summary.arms if arm.point and arm.point.acceptance]
+
+
+def _pretty(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, default=str)
+
+
+def _when(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC") if seconds else table.ABSENT

@@ -1,0 +1,268 @@
+"""The report's plots. Matplotlib is imported on first use and draws without a display. Published figures of another machine
+stand in a panel of their own, hatched, with an axis of their own: they are never drawn beside a measured bar.
+"""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from orchestrator.report.table import EMBEDDED_TAG, categories
+from orchestrator.results import Arm, Point, Published, Summary
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BASELINE_COLOUR = "#8b929c"
+COLOURS = ("#2f6fde", "#e0782f", "#2a9d6f", "#8257c6", "#c8437a", "#0e9aa7", "#a67c00", "#5b6b8c")
+INK, MUTED, GRID = "#1f2630", "#5d6673", "#e4e7eb"
+SHADES = (1.0, 0.62, 0.34, 0.2)
+"""Opacity of an arm's colour for overall and its categories."""
+STYLE = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9.5,
+    "axes.edgecolor": "#c3c8cf",
+    "axes.labelcolor": MUTED,
+    "axes.titlesize": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+    "text.color": INK,
+    "hatch.linewidth": 0.8,
+    "svg.fonttype": "path",  # looks the same without the font
+    "svg.hashsalt": "report",
+}
+
+
+class Plot(NamedTuple):
+    stem: str
+    """File name without its ending."""
+    title: str
+    caption: str
+    """How to read it; also the alternative text."""
+    svg: bytes
+    png: bytes
+
+
+def draw(summary: Summary) -> list[Plot]:
+    """Every plot that the summary has data for, in the order of the report."""
+    from matplotlib import rc_context
+
+    base = summary.baseline.name if summary.baseline else "plain"
+    wanted: list[tuple[str, str, str, Callable[[Summary], Figure | None]]] = [
+        ("speedup", f"Speedup over {base}",
+         "Each faint dot is one prompt, the large dot their geometric mean, the bar its 95% interval. The diamond is tau: "
+         "the speedup if a verification step cost no more than a plain step.", speedup),
+        ("throughput", "Output tokens per second",
+         "End to end, prefill included; the line runs from the slowest to the fastest request. Hatched panels are "
+         "published figures of another machine, for orientation only: mind the axes.", throughput),
+        ("acceptance_by_position", "Acceptance by draft position",
+         "Share of verification steps whose drafts were all correct up to this position. The area under a curve is "
+         "tau - 1.", acceptance),
+        ("latency", "Latency", "Median, with a line up to the 90th percentile.", latency),
+        ("by_concurrency", "By concurrency",
+         "Where the speedup falls below 1, speculation no longer pays.", by_concurrency),
+    ]  # fmt: skip
+    plots = []
+    with rc_context(STYLE):
+        for stem, title, caption, function in wanted:
+            figure = function(summary)
+            if figure is not None:
+                # the page has its own headings; a PNG stands alone and brings its title
+                tag = f"[{EMBEDDED_TAG}]" if summary.embedded else ""
+                figure.suptitle(tag, x=0.995, ha="right", fontsize=8, color=MUTED)
+                svg = _bytes(figure, "svg")
+                figure.suptitle(f"{title}   {tag}", x=0.005, ha="left", fontsize=11, fontweight="bold", color=INK)
+                plots.append(Plot(stem, title, caption, svg, _bytes(figure, "png")))
+    return plots
+
+
+def _bytes(figure: Figure, kind: str) -> bytes:
+    buffer = io.BytesIO()
+    # no date and a fixed salt: equal data, equal file
+    figure.savefig(buffer, format=kind, dpi=144, metadata={"Date": None} if kind == "svg" else None)
+    return buffer.getvalue()
+
+
+def speedup(summary: Summary) -> Figure | None:
+    """Per arm: one dot per prompt, the mean with its interval, and tau as the ceiling speedup could reach."""
+    shown = [(arm, point) for arm, point in _measured(summary) if point.speedup is not None]
+    if not shown:
+        return None
+    figure, (axes,) = _figure(8.2, 1.6 + 0.72 * len(shown))
+    for row, (arm, point) in enumerate(shown):
+        assert point.speedup is not None
+        colour, mean = _colours(summary)[arm.name], point.speedup
+        dots = [cell.speedup for prompt in summary.prompts if (cell := prompt.cells.get(arm.name)) and cell.speedup]
+        places = [row + 0.26 + 0.11 * ((index * 7) % 5 - 2) / 2 for index in range(len(dots))]  # spread, the same every time
+        axes.scatter(dots, places, s=16, color=colour, alpha=0.35, linewidths=0, label="one prompt" if row == 0 else None)
+        if mean.low is not None and mean.high is not None:
+            axes.plot([mean.low, mean.high], [row, row], color=colour, linewidth=6, alpha=0.45, solid_capstyle="butt")
+        axes.scatter([mean.ratio], [row], s=64, color=colour, edgecolors="white", linewidths=1.2, zorder=4)
+        axes.annotate(f"{mean.ratio:.2f}x", (mean.ratio, row), (0, 9), textcoords="offset points", ha="center",
+                      color=colour, fontweight="bold")  # fmt: skip
+        if point.acceptance:
+            axes.scatter([point.acceptance.tau], [row], marker="D", s=42, facecolors="white", edgecolors=INK, zorder=3,
+                         label="tau (tokens per step)" if row == 0 else None)  # fmt: skip
+    axes.axvline(1, color=INK, linewidth=1)
+    axes.set_yticks(range(len(shown)), [arm.name for arm, _ in shown])
+    axes.set_ylim(len(shown) - 0.4, -0.6)
+    axes.set_xlim(left=0)
+    base = summary.baseline.name if summary.baseline else "plain"
+    axes.set_xlabel(f"output speed relative to {base} (bar: 95% interval over prompts)")
+    axes.grid(axis="x", color=GRID)
+    figure.legend(loc="outside upper right", ncols=2)
+    return figure
+
+
+def throughput(summary: Summary) -> Figure | None:
+    """Bars of output tok/s, overall and by category, and a hatched panel per published source."""
+    shown = _measured(summary)
+    if not shown:
+        return None
+    sources = [source for source in summary.published if any(arm.tok_s for arm in source.arms.values())]
+    figure, panels = _figure(4.6 + 4.4 * len(sources), 4.3, columns=1 + len(sources))
+    groups = ["overall", *categories(summary)]
+    measured = {arm.name: {"overall": point.output_tok_s, **point.tok_s_by_category} for arm, point in shown}
+    ranges = {arm.name: point.tok_s_range for arm, point in shown if point.tok_s_range}
+    _bars(panels[0], measured, ranges, groups, _colours(summary))
+    panels[0].set_title(f"measured here\n{textwrap.fill(summary.machine, 62)}", loc="left", fontsize=8.5)
+    panels[0].set_ylabel("output tok/s (line: slowest to fastest request)")
+    for axes, source in zip(panels[1:], sources, strict=True):
+        tok_s: dict[str, dict[str, float | None]] = {name: dict(arm.tok_s) for name, arm in source.arms.items() if arm.tok_s}
+        spans = {name: arm.tok_s_range for name, arm in source.arms.items() if arm.tok_s_range}
+        _bars(axes, tok_s, spans, groups, _colours(summary), hatch="////")
+        axes.set_title(f"ANOTHER MACHINE, published: {source.machine}\n{textwrap.fill(source.setting, 62)}", loc="left", color=MUTED,
+                       fontsize=8.5)  # fmt: skip
+        axes.set_facecolor("#f6f7f9")
+    return figure
+
+
+def acceptance(summary: Summary) -> Figure | None:
+    """Joint acceptance by draft position; the area under each curve is tau - 1."""
+    shown = [(arm, point.acceptance) for arm, point in _measured(summary) if point.acceptance]
+    if not shown:
+        return None
+    figure, (axes,) = _figure(8.2, 4.2)
+    longest = max(len(found.positions) for _, found in shown)
+    for arm, found in shown:
+        places = [position.position for position in found.positions]
+        shares = [position.joint for position in found.positions]
+        axes.plot(places, [float("nan") if share is None else 100 * share for share in shares], marker="o", markersize=5,
+                  color=_colours(summary)[arm.name], linewidth=2, label=f"{arm.name}: tau {found.tau:.2f}")  # fmt: skip
+    axes.set_xticks(range(1, longest + 1))
+    axes.set_xlim(0.6, longest + 0.4)
+    axes.set_ylim(0, 100)
+    axes.set_xlabel("draft position")
+    axes.set_ylabel("% of steps correct up to here")
+    axes.grid(color=GRID)
+    axes.legend(loc="upper right")
+    return figure
+
+
+def latency(summary: Summary) -> Figure | None:
+    """Medians with p90 as a thin line: TTFT and TPOT, one panel each."""
+    shown = _measured(summary)
+    if not shown:
+        return None
+    figure, panels = _figure(8.8, 1.3 + 0.42 * len(shown), columns=2)
+    titles = {"ttft_s": "time to first token, ms", "tpot_s": "time per output token after it, ms"}
+    for axes, (name, title) in zip(panels, titles.items(), strict=True):
+        for row, (arm, point) in enumerate(shown):
+            values = getattr(point.metrics, name)
+            if values.p50 is None:
+                continue
+            axes.barh(row, 1000 * values.p50, height=0.6, color=_colours(summary)[arm.name])
+            axes.plot([1000 * values.p50, 1000 * values.p90], [row, row], color=INK, linewidth=1.2)
+            axes.annotate(f"{1000 * values.p50:.0f}", (1000 * max(values.p50, values.p90), row), (5, 0),
+                          textcoords="offset points", va="center", color=INK)  # fmt: skip
+        axes.set_yticks(range(len(shown)), [arm.name for arm, _ in shown])
+        axes.invert_yaxis()
+        axes.set_title(title, loc="left")
+        axes.margins(x=0.14)
+        axes.grid(axis="x", color=GRID)
+    return figure
+
+
+def by_concurrency(summary: Summary) -> Figure | None:
+    """System throughput and speedup over requests in flight; only where more than one load was measured."""
+    curves = {arm.name: [point for point in arm.points if point.concurrency] for arm in summary.arms}
+    if max((len(points) for points in curves.values()), default=0) < 2:
+        return None
+    figure, (left, right) = _figure(8.8, 3.8, columns=2)
+    for name, points in curves.items():
+        colour = _colours(summary)[name]
+        left.plot([point.concurrency for point in points], [point.system_tok_s for point in points], marker="o",
+                  color=colour, label=name, linewidth=2)  # fmt: skip
+        paired = [(point.concurrency, point.speedup) for point in points if point.speedup]
+        right.plot([load for load, _ in paired], [ratio.ratio for _, ratio in paired], marker="o", color=colour, linewidth=2)
+    right.axhline(1, color=INK, linewidth=1)
+    left.set_title("output tok/s of the system", loc="left")
+    right.set_title("speedup per request, paired", loc="left")
+    for axes in (left, right):
+        axes.set_xlabel("requests in flight")
+        axes.set_xticks(sorted({point.concurrency for points in curves.values() for point in points}))
+        axes.set_ylim(bottom=0)
+        axes.grid(color=GRID)
+    left.legend()
+    return figure
+
+
+def _bars(
+    axes: Axes,
+    values: dict[str, dict[str, float | None]],
+    ranges: dict[str, tuple[float, float]],
+    groups: list[str],
+    colours: dict[str, str],
+    hatch: str | None = None,
+) -> None:
+    """One cluster per arm, one bar per group; a group without a figure leaves its place empty."""
+    width = 0.8 / len(groups)
+    for cluster, (name, figures) in enumerate(values.items()):
+        colour = colours.get(name, MUTED)
+        for index, group in enumerate(groups):
+            height = figures.get(group)
+            place = cluster - 0.4 + width * (index + 0.5)
+            if height is None:
+                continue
+            look: dict[str, Any] = {"color": colour, "alpha": SHADES[min(index, len(SHADES) - 1)]}
+            if hatch:
+                look = {"facecolor": "white", "edgecolor": colour, "hatch": hatch, "linewidth": 1}
+            axes.bar(place, height, width=width * 0.92, **look)
+            axes.annotate(f"{height:.0f}", (place, height), (0, 3), textcoords="offset points", ha="center", fontsize=8)
+            axes.annotate(group, (place, 0), (0, -4), textcoords="offset points", ha="center", va="top", fontsize=7,
+                          rotation=45 if len(values) > 4 else 0, color=MUTED)  # fmt: skip
+        if name in ranges:
+            place = cluster - 0.4 - width * 0.08
+            axes.plot([place, place], ranges[name], color=INK, linewidth=1.3)
+    axes.set_xticks(range(len(values)), list(values))
+    axes.tick_params(axis="x", length=0, pad=16)
+    axes.set_ylim(bottom=0)
+    axes.margins(y=0.12)
+    axes.grid(axis="y", color=GRID)
+
+
+def _figure(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, list(figure.subplots(1, columns, squeeze=False)[0])
+
+
+def _measured(summary: Summary) -> list[tuple[Arm, Point]]:
+    return [(arm, arm.point) for arm in summary.arms if arm.point is not None]
+
+
+def _colours(summary: Summary) -> dict[str, str]:
+    others = [arm.name for arm in summary.arms if not arm.baseline]
+    found = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(others)}
+    return {arm.name: found.get(arm.name, BASELINE_COLOUR) for arm in summary.arms}
+
+

@@ -1,0 +1,215 @@
+"""The result table: one definition of its rows for the terminal, for Markdown (MLflow's description) and for HTML.
+
+Arms are columns and metrics are rows, so that two arms are compared by reading along a line and the table keeps its
+width whatever is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.metrics import percentile
+from orchestrator.results import Arm, Point, Summary
+from orchestrator.stats import PairedRatio
+
+ABSENT = "–"
+EMBEDDED_TAG = "engine=embedded"
+STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+
+
+class Row(NamedTuple):
+    section: str
+    label: str
+    cells: list[str]
+    """One per arm, in the order of ``summary.arms``."""
+    headline: bool = False
+
+
+def rows(summary: Summary) -> list[Row]:
+    """Every row of the table at the headline load point; rows that hold nothing for any arm are left out."""
+    result: list[Row] = []
+
+    def add(section: str, label: str, cell: Callable[[Arm, Point], str], headline: bool = False) -> None:
+        cells = [cell(arm, arm.point) if arm.point else "not run" if headline else ABSENT for arm in summary.arms]
+        if any(text not in (ABSENT, "not run") for text in cells):
+            result.append(Row(section, label, cells, headline))
+
+    base = summary.baseline.name if summary.baseline else "plain"
+    add("Speed", f"speedup over {base}, 95% interval", lambda arm, p: "1 (baseline)" if arm.baseline else ratio(p.speedup), True)
+    add("Speed", "output tok/s", lambda _, p: number(p.output_tok_s, 1), True)
+    for category in categories(summary):
+        add("Speed", f"  {category}", lambda _, p, c=category: number(p.tok_s_by_category.get(c), 1))
+    add("Speed", "speedup after prefill", lambda arm, p: ABSENT if arm.baseline else ratio(p.decode_speedup))
+    add("Speed", "TTFT p50, ms", lambda _, p: ms(p.metrics.ttft_s.p50, 0))
+    add("Speed", "TPOT p50, ms", lambda _, p: ms(p.metrics.tpot_s.p50, 1))
+    add("Speed", "ms per verification step", lambda _, p: number(p.step_ms, 1))
+    add("Speed", "  relative to a plain step", lambda arm, p: ABSENT if arm.baseline else number(step_cost(summary, p), 2))
+    add("Acceptance", "acceptance length tau", lambda _, p: number(p.acceptance and p.acceptance.tau, 2), True)
+    add("Acceptance", "  mean of requests", lambda _, p: number(p.acceptance and p.acceptance.tau_mean_of_requests, 2))
+    for category in categories(summary):
+        add("Acceptance", f"  {category}", lambda _, p, c=category: number(_tau(p, c), 2))
+    add("Acceptance", "committed per step", lambda _, p: number(p.acceptance and p.acceptance.committed_per_step, 2))
+    add("Acceptance", "block size", lambda arm, _: number(arm.block_size))
+    add("Acceptance", "proposed per step", lambda arm, p: proposed(arm, p))
+    add("Acceptance", "verify window", lambda arm, p: window(arm, p))
+    add("Acceptance", "acceptance rate", lambda _, p: percent(p.acceptance and p.acceptance.rate))
+    add("Output", "tokens identical to " + base, lambda arm, _: lossless(arm), True)
+    add("Output", "output tokens, min / median / max", lambda _, p: spread(p.metrics.output_lengths))
+    add("Output", "finish reasons", lambda _, p: counts(p.metrics.finish_reasons))
+    add("Output", "requests that failed", lambda _, p: counts(failures(p)))
+    add("Output", "repeated 4-grams", lambda _, p: percent(p.metrics.repeated_4grams))
+    add("Memory", "peak, GiB", lambda arm, _: f"{arm.memory.gib:.2f} {arm.memory.kind.upper()}" if arm.memory else ABSENT)
+    add("Evidence", "prompts x repeats", lambda _, p: f"{p.n_prompts} x {p.repeats}")
+    return result
+
+
+def render(summary: Summary) -> Group:
+    """Caption, table, findings and the result in one sentence, for the terminal (rich)."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for arm in summary.arms:
+        table.add_column(Text(arm.name, style="dim" if arm.missing else "bold"), justify="right")
+    section = ""
+    for row in rows(summary):
+        if row.section != section:
+            section = row.section
+            table.add_row(Text(section, style="dim italic"))
+        style = "bold" if row.headline else ""
+        table.add_row(Text(row.label, style=style), *(Text(cell, style=style) for cell in row.cells))
+    notes = [
+        Text.assemble((finding.severity, STYLES[finding.severity]), f": {finding.text}") for finding in summary.findings
+    ]
+    return Group(Text(caption(summary), style="bold"), table, "", *notes, Text(headline(summary), style="bold"))
+
+
+def markdown(summary: Summary, limit: int = 8000) -> str:
+    """Caption, table and findings as Markdown of at most ``limit`` characters (MLflow cuts its description there)."""
+    lines = [f"**{caption(summary)}**", ""]
+    lines += ["| | " + " | ".join(_md(arm.name) for arm in summary.arms) + " |"]
+    lines += ["| --- |" + " ---: |" * len(summary.arms)]
+    for row in rows(summary):
+        cells = [f"**{_md(cell)}**" if row.headline else _md(cell) for cell in row.cells]
+        label = row.label.replace("  ", "&nbsp;&nbsp;") if row.label.startswith("  ") else row.label
+        lines.append(f"| {_md(label)} | " + " | ".join(cells) + " |")
+    lines.append("")
+    lines += [f"- **{finding.severity}**: {_md(finding.text)}" for finding in summary.findings]
+    text = "\n".join(lines)
+    if len(text) <= limit:
+        return text
+    note = "\n\n(cut here; report.html has the whole)"
+    kept = text[: limit - len(note)]
+    return kept[: kept.rindex("\n")] + note
+
+
+def caption(summary: Summary) -> str:
+    tag = f" [{EMBEDDED_TAG}]" if summary.embedded else ""
+    point = next((arm.point for arm in summary.arms if arm.point), None)
+    load = f", {point.load}" if point else ""
+    return f"{summary.title}: {summary.target} on {summary.machine}{load}{tag}"
+
+
+def headline(summary: Summary) -> str:
+    """The result in one sentence."""
+    base = summary.baseline
+    if base is None or base.point is None:
+        return "No plain arm was measured, so there is no speedup to state."
+    parts = []
+    for arm in sorted(summary.arms, key=lambda arm: -(arm.point.speedup.ratio if arm.point and arm.point.speedup else 0)):
+        if arm.point and arm.point.speedup:
+            parts.append(f"{arm.name} {ratio(arm.point.speedup, 'x')}")
+    if not parts:
+        return f"Only {base.name} was measured."
+    some = next(arm.point.speedup for arm in summary.arms if arm.point and arm.point.speedup)
+    return f"Output speed relative to {base.name}: {', '.join(parts)} (95% interval over {some.n_prompts} prompts)."
+
+
+def categories(summary: Summary) -> list[str]:
+    """Prompt categories in order of first appearance; empty where there is only one, which would repeat the total."""
+    found = list(dict.fromkeys(row.category for row in summary.prompts))
+    return found if len(found) > 1 else []
+
+
+def number(value: float | None, digits: int = 0) -> str:
+    return ABSENT if value is None else f"{value:.{digits}f}"
+
+
+def percent(value: float | None) -> str:
+    return ABSENT if value is None else f"{100 * value:.0f}%"
+
+
+def ratio(value: PairedRatio | None, unit: str = "") -> str:
+    """``2.10 [1.95, 2.27]``; ``unit`` follows the ratio."""
+    if value is None:
+        return ABSENT
+    interval = f" [{value.low:.2f}, {value.high:.2f}]" if value.low is not None and value.high is not None else ""
+    return f"{value.ratio:.2f}{unit}{interval}"
+
+
+def step_cost(summary: Summary, point: Point) -> float | None:
+    """Time of a verification step over the time of a plain step."""
+    plain = summary.baseline.point if summary.baseline else None
+    return point.step_ms / plain.step_ms if plain and plain.step_ms and point.step_ms else None
+
+
+def proposed(arm: Arm, point: Point) -> str:
+    """Tokens proposed per step: the configured number, and the measured mean where it is below it."""
+    measured = point.acceptance.proposed_per_step if point.acceptance else None
+    if arm.proposed_tokens is None:
+        return number(measured, 1)
+    if measured is not None and measured < arm.proposed_tokens - 0.05:
+        return f"{arm.proposed_tokens} (mean {measured:.1f})"
+    return str(arm.proposed_tokens)
+
+
+def window(arm: Arm, point: Point) -> str:
+    """Tokens the target scores per step: the configured number, and the measured mean where it is cut."""
+    histogram = point.acceptance.window_histogram if point.acceptance else None
+    if histogram and sum(histogram):
+        mean = sum(size * count for size, count in enumerate(histogram)) / sum(histogram)
+        return f"{mean:.1f} (dynamic)"
+    return ("≤ " if arm.dynamic_window and arm.verify_window else "") + number(arm.verify_window)
+
+
+def lossless(arm: Arm) -> str:
+    """``32/32``, near-ties and forks named; the plain arm shows its own repeats (the noise floor)."""
+    check = arm.lossless
+    if check is None:
+        return "not checked"
+    if not check.compared:
+        return ABSENT
+    text = f"{check.identical}/{check.compared}"
+    if check.near_ties:
+        text += f", {len(check.near_ties)} near-tie"
+    return text + f", {len(check.forks)} DIFFERENT" if check.forks else text
+
+
+def spread(lengths: list[int]) -> str:
+    """Shortest, median and longest."""
+    ordered = sorted(lengths)
+    return f"{ordered[0]} / {percentile(ordered, 50):.0f} / {ordered[-1]}" if ordered else ABSENT
+
+
+def failures(point: Point) -> dict[str, int]:
+    return {outcome: count for outcome, count in point.metrics.outcomes.items() if outcome != "ok"}
+
+
+def ms(seconds: float | None, digits: int) -> str:
+    return ABSENT if seconds is None else f"{1000 * seconds:.{digits}f}"
+
+
+def counts(value: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(value.items())) or ABSENT
+
+
+def _tau(point: Point, category: str) -> float | None:
+    found = point.acceptance_by_category.get(category)
+    return found.tau if found else None
+
+
+def _md(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

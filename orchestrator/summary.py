@@ -1,0 +1,237 @@
+"""From records to a Summary: what the table, the report and MLflow show.
+
+Everything here can be computed again from the record files and the facts of the comparison; nothing is measured here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from orchestrator import acceptance, findings, lossless, metrics
+from orchestrator.facts import ArmFacts, Facts, TrialFacts
+from orchestrator.masking import mask, mask_command
+from orchestrator.records import RequestRecord
+from orchestrator.results import Arm, Memory, Point, PromptCell, PromptRow, Summary
+from orchestrator.stats import Observation, PairedRatio, paired_ratio
+
+
+def summarize(records: Iterable[RequestRecord], facts: Facts) -> Summary:
+    """The result of one comparison.
+
+    Raises ValueError for a record whose trial is not one of this comparison: pairing across comparisons is never done.
+    """
+    measured = [record for record in records if record.phase != "warmup"]
+    foreign = sorted({record.trial_key for record in measured} - facts.trials.keys())
+    if foreign:
+        raise ValueError(f"records of trials that this comparison does not have: {', '.join(foreign)}")
+    by_arm: defaultdict[str, list[RequestRecord]] = defaultdict(list)
+    for record in measured:
+        if record.phase == "measure":
+            by_arm[record.arm].append(record)
+    checked = lossless.check(measured, facts.baseline) if facts.baseline and facts.temperature == 0 else {}
+    arms = [_arm(arm, by_arm, checked.get(arm.name), facts) for arm in facts.arms]
+    times = [record.sent_wall_time for record in measured]
+    summary = Summary(
+        comparison=facts.comparison,
+        experiment=facts.experiment,
+        title=facts.title,
+        description=facts.description,
+        sweep=facts.sweep,
+        status=facts.status,
+        engine=facts.engine,
+        target=facts.target,
+        machine=facts.machine,
+        setting=facts.setting,
+        started=min(times, default=0.0),
+        finished=max((record.sent_wall_time + (record.e2e_s or 0.0) for record in measured), default=0.0),
+        order=[session.arm for session in facts.sessions],
+        arms=arms,
+        prompts=_prompts(by_arm, facts),
+        findings=[],
+        config=mask(facts.config),
+        environment=mask(facts.environment),
+        published=list(facts.published),
+    )
+    return summary.model_copy(update={"findings": findings.judge(summary, facts)})
+
+
+def _arm(
+    arm: ArmFacts, by_arm: Mapping[str, list[RequestRecord]], check: lossless.Lossless | None, facts: Facts
+) -> Arm:
+    sessions = [session for session in facts.sessions if session.arm == arm.name]
+    peaks = [session.peak_memory_bytes for session in sessions if session.peak_memory_bytes is not None]
+    return Arm(
+        name=arm.name,
+        baseline=arm.name == facts.baseline,
+        missing=arm.missing,
+        drafter=arm.drafter,
+        block_size=arm.block_size,
+        proposed_tokens=arm.proposed_tokens,
+        verify_window=arm.verify_window,
+        dynamic_window=arm.dynamic_window,
+        lossy=arm.lossy,
+        overrides=list(arm.overrides),
+        points=_points(arm.name, by_arm, facts),
+        lossless=check,
+        memory=Memory(kind=facts.memory_kind, peak_bytes=max(peaks)) if peaks else None,
+        sessions=len(sessions),
+        command=mask_command(sessions[0].command) if sessions else [],
+        identity=mask(sessions[0].identity) if sessions else {},
+    )
+
+
+def _points(name: str, by_arm: Mapping[str, list[RequestRecord]], facts: Facts) -> list[Point]:
+    loads = _by_load(by_arm.get(name, []), facts)
+    plain = _by_load(by_arm.get(facts.baseline, []), facts) if facts.baseline and name != facts.baseline else {}
+    ordered = sorted(loads, key=lambda load: (load.concurrency is None, load.concurrency or 0, load.load))
+    return [_point(load, loads[load], plain.get(load), facts) for load in ordered]
+
+
+def _point(load: TrialFacts, records: list[RequestRecord], plain: list[RequestRecord] | None, facts: Facts) -> Point:
+    ok = metrics.measured(records)
+    groups = _by_category(ok)
+    plain_groups = _by_category(metrics.measured(plain or []))
+    drafts = acceptance.independent(ok, facts.temperature)
+    rates = [rate for record in ok if (rate := metrics.request_tok_s(record)) is not None]
+    return Point(
+        load=load.load,
+        concurrency=load.concurrency,
+        n_prompts=len({record.prompt_id for record in ok}),
+        repeats=len({record.repeat for record in ok}),
+        metrics=metrics.compute(records),
+        output_tok_s=_rate(map(_whole, ok)),
+        decode_tok_s=_rate(map(_decode, ok)),
+        system_tok_s=_system_tok_s(ok),
+        tok_s_by_category={category: rate for category, group in groups.items() if (rate := _rate(map(_whole, group)))},
+        tok_s_range=(min(rates), max(rates)) if rates else None,
+        step_ms=_step_ms(ok),
+        acceptance=acceptance.pooled(drafts),
+        acceptance_by_category=acceptance.by_category(drafts),
+        speedup=_speedup(ok, plain, facts, _whole),
+        decode_speedup=_speedup(ok, plain, facts, _decode),
+        speedup_by_category={
+            category: ratio
+            for category, group in groups.items()
+            if (ratio := _speedup(group, plain_groups.get(category), facts, _whole)) is not None
+        },
+    )
+
+
+def _whole(record: RequestRecord) -> tuple[int, float]:
+    """(output tokens, seconds) of the whole request; zeros where it has none."""
+    return record.completion_tokens or 0, record.e2e_s or 0.0
+
+
+def _decode(record: RequestRecord) -> tuple[int, float]:
+    """(tokens, seconds) after the first chunk."""
+    if len(record.chunks) < 2:
+        return 0, 0.0
+    (first_s, first_tokens), (last_s, last_tokens) = record.chunks[0], record.chunks[-1]
+    return last_tokens - first_tokens, last_s - first_s
+
+
+def _rate(spans: Iterable[tuple[int, float]]) -> float | None:
+    pairs = [(tokens, seconds) for tokens, seconds in spans if tokens > 0 and seconds > 0]
+    return sum(tokens for tokens, _ in pairs) / math.fsum(seconds for _, seconds in pairs) if pairs else None
+
+
+def _step_ms(records: Sequence[RequestRecord]) -> float | None:
+    """Time after the first chunk per verification step, or per token where the server does not speculate, ms."""
+    steps, seconds = 0, 0.0
+    for record in records:
+        tokens, span = _decode(record)
+        if tokens:
+            steps += record.spec.spec_verify_ct if record.spec else tokens
+            seconds += span
+    return 1000 * seconds / steps if steps else None
+
+
+def _system_tok_s(records: Sequence[RequestRecord]) -> float | None:
+    """All output tokens over the summed wall time of the trials (clocks are comparable inside one trial only)."""
+    trials: defaultdict[str, list[RequestRecord]] = defaultdict(list)
+    for record in records:
+        trials[record.trial_key].append(record)
+    results = [metrics.compute(group) for group in trials.values()]
+    wall = math.fsum(result.wall_s or 0.0 for result in results)
+    return sum(result.output_tokens for result in results) / wall if wall else None
+
+
+def _speedup(
+    records: Sequence[RequestRecord], plain: Sequence[RequestRecord] | None, facts: Facts, span: Any
+) -> PairedRatio | None:
+    if not plain:
+        return None
+
+    def observations(group: Sequence[RequestRecord]) -> list[Observation]:
+        return [
+            Observation(facts.comparison, record.prompt_id, record.repeat, *span(record))
+            for record in metrics.measured(group)
+        ]
+
+    return paired_ratio(observations(records), observations(plain))
+
+
+def _prompts(by_arm: Mapping[str, list[RequestRecord]], facts: Facts) -> list[PromptRow]:
+    """One row per prompt at each arm's headline load point, in the order of measurement."""
+    headline: dict[str, list[RequestRecord]] = {}
+    for arm in facts.arms:
+        loads = _by_load(by_arm.get(arm.name, []), facts)
+        if loads:
+            first = min(loads, key=lambda load: (load.concurrency is None, load.concurrency or 0, load.load))
+            headline[arm.name] = metrics.measured(loads[first])
+    plain = headline.get(facts.baseline or "", [])
+    names = {record.prompt_id: record.category for group in headline.values() for record in group}
+    rows = []
+    for prompt, category in names.items():
+        reference = [record for record in plain if record.prompt_id == prompt]
+        cells = {
+            arm: _cell([record for record in group if record.prompt_id == prompt], reference, arm, facts)
+            for arm, group in headline.items()
+        }
+        rows.append(
+            PromptRow(prompt_id=prompt, category=category, cells={arm: cell for arm, cell in cells.items() if cell})
+        )
+    return rows
+
+
+def _cell(
+    records: list[RequestRecord], plain: list[RequestRecord], arm: str, facts: Facts
+) -> PromptCell | None:
+    if not records:
+        return None
+    first = min(records, key=lambda record: record.repeat)
+    rates = [rate for record in records if (rate := metrics.request_tok_s(record)) is not None]
+    drafts = acceptance.pooled(acceptance.independent(records, facts.temperature))
+    paired = _speedup(records, plain, facts, _whole) if arm != facts.baseline else None
+    repeated, grams = metrics.ngram_counts(first.output_ids)
+    identical = None
+    if facts.temperature == 0 and plain and arm != facts.baseline:
+        reference = min(plain, key=lambda record: record.repeat)
+        identical = all(record.output_ids == reference.output_ids for record in records)
+    return PromptCell(
+        tok_s=math.exp(math.fsum(map(math.log, rates)) / len(rates)) if rates else None,
+        speedup=paired.ratio if paired else None,
+        tau=drafts.tau if drafts else None,
+        output_tokens=first.completion_tokens,
+        finish_reason=first.finish_reason,
+        repeated_4grams=repeated / grams if grams else None,
+        identical=identical,
+        text=first.text,
+    )
+
+
+def _by_load(records: Iterable[RequestRecord], facts: Facts) -> dict[TrialFacts, list[RequestRecord]]:
+    groups: defaultdict[TrialFacts, list[RequestRecord]] = defaultdict(list)
+    for record in records:
+        groups[facts.trials[record.trial_key]].append(record)
+    return dict(groups)
+
+
+def _by_category(records: Iterable[RequestRecord]) -> dict[str, list[RequestRecord]]:
+    groups: defaultdict[str, list[RequestRecord]] = defaultdict(list)
+    for record in records:
+        groups[record.category].append(record)
+    return dict(groups)
