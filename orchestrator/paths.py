@@ -16,6 +16,11 @@ def conf_dir() -> Path:
     raise FileNotFoundError(f"no conf/config.yaml beside {_PACKAGE}: the installation is incomplete")
 
 
+def package_root() -> Path:
+    """The folder that holds the packages ``orchestrator`` and ``runners``: a checkout, or site-packages."""
+    return _PACKAGE.parent
+
+
 def local_path(path: str) -> Path | None:
     """The folder or file that a model path of the config names, or None where it is a name to be fetched.
 
@@ -23,7 +28,7 @@ def local_path(path: str) -> Path | None:
     exists from the working directory, is local; anything else is a Hugging Face id or the name of a packaged model.
     """
     if path.startswith(PACKAGE_PREFIX):
-        return _PACKAGE.parent / path.removeprefix(PACKAGE_PREFIX)
+        return package_root() / path.removeprefix(PACKAGE_PREFIX)
     if path.startswith(("/", "./", "../", "~")) or Path(path).is_dir():
         return Path(path).expanduser().absolute()
     return None

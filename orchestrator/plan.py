@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.identity import arm_content, comparison_key, content_hash, trial_key
 from orchestrator.schema import ArmConfig, Experiment, LoadPoint
 
 
@@ -71,10 +73,87 @@ def session_order(arms: list[str], repeats: int, order: str) -> list[tuple[str, 
     return starts
 
 
-def make_plan(experiment: Experiment, facts: dict[str, Any], missing: dict[str, str] | None = None) -> Plan:
+def make_plan(experiment: Experiment, facts: Mapping[str, Any], missing: Mapping[str, str] | None = None) -> Plan:
     """Sessions and trials of the arms that can run.
 
     ``facts`` is what identity needs besides the config (``identity.gather``); ``missing`` names arms to leave out
     (``preflight.missing_arms``).
     """
-    raise NotImplementedError
+    missing = dict(missing or {})
+    arms = {name: arm for name, arm in experiment.configs.items() if name not in missing}
+    key = comparison_key(arms, experiment.order, facts)
+    repeats = max((arm.suite.repeats for arm in arms.values()), default=0)
+    sessions: list[ServerSession] = []
+    position = 0
+    for index, (name, served) in enumerate(session_order(list(arms), repeats, experiment.order)):
+        arm = arms[name]
+        trials: list[Trial] = []
+        for repeat in served:
+            if repeat >= arm.suite.repeats:
+                continue
+            for load in _load_points(arm, backwards=experiment.order == "abba" and repeat % 2 == 1):
+                trial = trial_key(key, name, index, repeat, load, position)
+                trials.append(Trial(trial, name, index, repeat, load, position))
+                position += 1
+        content = arm_content(arm, facts)
+        server_key = content_hash([content["server"], content["engine"]])
+        sessions.append(ServerSession(index, arm, arm.server, server_key, tuple(trials)))
+    return Plan(key, tuple(sessions), missing)
+
+
+def _load_points(arm: ArmConfig, backwards: bool) -> list[LoadPoint]:
+    """The sweep over load, turned round in the second half as the arms are."""
+    load = arm.load
+    points = [
+        LoadPoint(
+            concurrency=concurrency,
+            warmup_requests=max(load.warmup_requests, concurrency) if load.warmup_requests else 0,
+            request_timeout_s=load.request_timeout_s,
+        )
+        for concurrency in load.concurrency
+    ]
+    return points[::-1] if backwards else points
+
+
+def differences(experiment: Experiment) -> dict[str, dict[str, Any]]:
+    """Dotted keys in which the arms' used values differ -> arm -> value (absent where an arm has no such value)."""
+    flat = {name: dict(_flatten(_compared(arm))) for name, arm in experiment.configs.items()}
+    keys = sorted({key for values in flat.values() for key in values})
+    found: dict[str, dict[str, Any]] = {}
+    for key in keys:
+        values = {name: arm[key] for name, arm in flat.items() if key in arm}
+        if len(values) < len(flat) or any(value != next(iter(values.values())) for value in values.values()):
+            found[key] = values
+    return found
+
+
+def unexpected_differences(experiment: Experiment) -> dict[str, dict[str, Any]]:
+    """``differences`` outside ``varies``: each is a question of fairness. Verification follows the drafter, since an arm
+    without a drafter has none."""
+    varies = set(experiment.varies)
+    allowed = tuple(varies | ({"verification"} if "drafter" in varies and _same_mode(experiment) else set()))
+    return {
+        key: values
+        for key, values in differences(experiment).items()
+        if not any(key == name or key.startswith(f"{name}.") for name in allowed)
+    }
+
+
+def _same_mode(experiment: Experiment) -> bool:
+    speculating = [arm for arm in experiment.configs.values() if arm.drafter.speculates]
+    return all(arm.verification == speculating[0].verification for arm in speculating)
+
+
+def _compared(arm: ArmConfig) -> dict[str, Any]:
+    sent = arm.suite.model_dump(mode="json", exclude={"prompts", "description"})
+    sent["prompts"] = content_hash([prompt.model_dump(mode="json") for prompt in arm.suite.prompts])
+    server = {key: value for key, value in arm.server.items() if key != "engine"}
+    return {**server, "suite": sent, "load": arm.load.model_dump(mode="json")}
+
+
+def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _flatten(inner, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, value

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 
 class Model(BaseModel):
@@ -25,5 +25,10 @@ FlagValue = str | int | float | bool | None
 Flags = dict[str, FlagValue]
 """Free server flags: the flag without its dashes -> value."""
 
-Env = dict[str, str]
-"""Environment of the server: every value quoted in YAML, since ``on`` or ``1`` would not be a string."""
+
+def _number_as_text(value: Any) -> Any:
+    return str(value) if type(value) in (int, float) else value
+
+
+Env = dict[str, Annotated[str, BeforeValidator(_number_as_text)]]
+"""Environment of the server. Numbers become text; ``true`` does not, since nobody knows which spelling is meant."""

@@ -54,7 +54,7 @@ class Experiment(Model):
     varies: Strings
     """Config keys that may differ between arms; what else differs is a finding."""
     order: Literal["abba", "once"]
-    """``abba``: whole server sessions forwards, then backwards; ``once``: one start per arm, drift is not controlled."""
+    """``abba``: whole server sessions forwards, then backwards; ``once``: one start per arm, drift uncontrolled."""
     action: Literal["run", "plan"]
     output: str
     """Root folder of results; what is measured is found again under it."""

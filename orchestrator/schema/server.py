@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from orchestrator.names import ConfigError, nearest
-from orchestrator.schema.base import Env, Flags, Model, Name, Strings
+from orchestrator.schema.base import Env, Flags, Model, Name
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Positive = Annotated[int, Field(ge=1)]
@@ -93,7 +93,8 @@ class Drafter(Model):
     block_size: Positive | None
     """What the drafter's own documentation calls it; ``block_is`` says what it counts."""
     block_is: Literal["verify_window", "proposed_tokens"] | None
-    """``verify_window``: the block holds the anchor, proposed = block - 1. ``proposed_tokens``: verify window = block + 1."""
+    """``verify_window``: the block holds the anchor, proposed = block - 1.
+    ``proposed_tokens``: proposed = block, verify window = block + 1."""
     draft_window: Positive | None
     """Sliding window of the drafter's attention, tokens."""
     topk: Positive | None

@@ -1,0 +1,129 @@
+"""Identity is content: a trial's key is a hash of all that can change its result.
+
+Names of files and folders, descriptions and where results are shown are not part of it; weights, engine sources, prompts,
+sampling, load, order and hardware are. A changed anything is another key, and is measured again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from orchestrator import hardware
+from orchestrator.paths import local_path, package_root
+from orchestrator.records import RECORD_SCHEMA
+from orchestrator.schema import ArmConfig, LoadPoint, Suite
+
+KEY_LENGTH = 20
+_ENGINE_PACKAGES = ("torch", "numba", "tokenizers")
+
+
+def content_hash(value: Any) -> str:
+    """sha256 of the canonical JSON of plain data; equal for equal content whatever the order of keys."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:KEY_LENGTH]
+
+
+def arm_content(arm: ArmConfig, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """All of an arm that can change what is measured on it: its server with weights and engine, and what is sent.
+
+    Two arms with equal content are the same arm under two names.
+    """
+    server = dict(arm.server)
+    for part in ("target", "drafter"):
+        # Weights are known by their content; where the folder lies does not matter then.
+        if (weights := facts["weights"].get(server[part].get("path"))) is not None:
+            server[part] = {**server[part], "path": weights}
+    return {
+        "server": server,
+        "engine": facts["engine"][server["engine"]],
+        "suite": suite_content(arm.suite, arm.target.name),
+    }
+
+
+def suite_content(suite: Suite, target: str) -> dict[str, Any]:
+    """What is sent of a suite. The number of repeats is not in it: each repeat is a trial of its own."""
+    content = suite.model_dump(mode="json", exclude={"name", "description", "repeats", "max_new_tokens"})
+    return {**content, "max_new_tokens": suite.token_limit(target)}
+
+
+def comparison_key(arms: Mapping[str, ArmConfig], order: str, facts: Mapping[str, Any]) -> str:
+    """Key of a comparison. It is part of its trials' keys: the plain arm of one comparison never stands in for the plain
+    arm of another, since ratios are formed inside a comparison only."""
+    content = {name: [arm_content(arm, facts), arm.load.model_dump(mode="json")] for name, arm in arms.items()}
+    return content_hash(
+        {
+            "arms": list(content.items()),
+            "order": order,
+            "hardware": facts["hardware"],
+            "record_schema": facts["record_schema"],
+        }
+    )
+
+
+def trial_key(comparison: str, arm: str, session: int, repeat: int, load: LoadPoint, position: int) -> str:
+    """Key of a trial: its comparison (which holds every arm's content) and its place in it."""
+    return content_hash([comparison, arm, session, repeat, load.model_dump(mode="json"), position])
+
+
+def gather(arms: Iterable[ArmConfig]) -> dict[str, Any]:
+    """What identity needs besides the config: hardware, engines, hashes of local weights, record schema."""
+    paths = {path for arm in arms for path in (arm.server["target"]["path"], arm.server["drafter"].get("path")) if path}
+    gpus, cpu = hardware.gpus(), hardware.cpu()
+    return {
+        "hardware": {"cpu": asdict(cpu), "gpus": list(gpus.names), "driver": gpus.driver},
+        "engine": {"embedded": embedded_engine(), "sglang": {}},
+        "weights": {path: digest for path in sorted(paths) if (digest := weights_hash(path)) is not None},
+        "record_schema": RECORD_SCHEMA,
+    }
+
+
+@cache
+def embedded_engine() -> dict[str, str | None]:
+    """Version of the embedded engine: a hash of the sources that serve, and of the packages that compute."""
+    root = package_root() / "runners"
+    sources = sorted(path for path in root.rglob("*.py") if not _trains(path.relative_to(root)))
+    digest = hashlib.sha256()
+    for path in sources:
+        digest.update(f"{path.relative_to(root)}\0".encode())
+        digest.update(path.read_bytes())
+    return {"sources": digest.hexdigest()[:KEY_LENGTH], **{name: _version(name) for name in _ENGINE_PACKAGES}}
+
+
+def _trains(path: Path) -> bool:
+    return path.parts[:2] == ("engine", "training") or path.parts == ("engine", "train.py")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+@cache
+def weights_hash(path: str) -> str | None:
+    """Content of a local model folder or file; None for a name that is fetched, which its revision identifies.
+
+    Files up to 64 MB are hashed whole. Larger ones count by name, size and time of change: hashing 54 GB for a plan
+    would take minutes.
+    """
+    local = local_path(path)
+    if local is None or not local.exists():
+        return None
+    files = sorted(file for file in local.rglob("*") if file.is_file()) if local.is_dir() else [local]
+    entries: list[list[str | int]] = []
+    for file in files:
+        status = file.stat()
+        name = str(file.relative_to(local)) if local.is_dir() else ""
+        if status.st_size <= 64 * 2**20:
+            entries.append([name, hashlib.sha256(file.read_bytes()).hexdigest()])
+        else:
+            entries.append([name, status.st_size, status.st_mtime_ns])
+    return content_hash(entries)

@@ -1,0 +1,133 @@
+"""What cannot run, said before anything is started."""
+
+from __future__ import annotations
+
+import os
+import socket
+from importlib.util import find_spec
+from pathlib import Path
+
+from orchestrator import hardware
+from orchestrator.names import ConfigError
+from orchestrator.paths import local_path
+from orchestrator.schema import ArmConfig, Experiment
+
+RUNNERS_OF_THIS_RELEASE = ("embedded",)
+DOCKER_SOCKET = "/var/run/docker.sock"
+
+
+def missing_arms(experiment: Experiment) -> dict[str, str]:
+    """Arm -> what it lacks, for each arm that cannot run."""
+    found = {name: _lacks(arm) for name, arm in experiment.configs.items()}
+    return {name: reason for name, reason in found.items() if reason is not None}
+
+
+def refuse_missing(experiment: Experiment, missing: dict[str, str]) -> None:
+    """Raises ConfigError when arms are missing and that was not allowed, or when nothing is left to compare with."""
+    if not missing:
+        return
+    told = "\n".join(f"  {arm}: {reason}" for arm, reason in missing.items())
+    if experiment.baseline in missing:
+        raise ConfigError("", f"the baseline cannot run, so there is nothing to compare with:\n{told}")
+    if len(missing) == len(experiment.arms):
+        raise ConfigError("", f"no arm can run:\n{told}")
+    if not experiment.allow_missing_arms:
+        raise ConfigError(
+            "",
+            f"{len(missing)} of {len(experiment.arms)} arms cannot run:\n{told}",
+            hint="allow_missing_arms=true leaves them out and shows the gap in the report",
+        )
+
+
+def check_machine(experiment: Experiment) -> None:
+    """Raises ConfigError where the runners that were chosen are not to be had: at run, not at plan."""
+    for arm in experiment.configs.values():
+        kind = arm.runner.kind
+        if kind == "docker" and arm.node.kind == "local" and not docker_answers():
+            seen = ", ".join(hardware.gpus().names)
+            raise ConfigError(
+                "runner=docker",
+                (f"a GPU is visible here ({seen}), so servers run in containers, but " if seen else "")
+                + "no Docker engine answers",
+                hint="start the engine (DOCKER_HOST names another), or measure the small target without the GPU: "
+                "runner=embedded",
+            )
+        if kind not in RUNNERS_OF_THIS_RELEASE:
+            raise ConfigError(
+                f"runner={kind}",
+                "comes with a later release; its experiments can be planned today (action=plan)",
+                allowed=[f"runner={name}" for name in RUNNERS_OF_THIS_RELEASE],
+            )
+        if kind == "embedded" and find_spec("torch") is None:
+            raise ConfigError(
+                "runner=embedded",
+                "the embedded engine needs torch, which is not installed",
+                hint="pip install -e '.[embedded]'",
+            )
+
+
+def docker_answers(timeout_s: float = 2.0) -> bool:
+    """Whether an engine accepts connections where the Docker client would look: DOCKER_HOST, else the usual socket."""
+    host = os.environ.get("DOCKER_HOST", f"unix://{DOCKER_SOCKET}")
+    scheme, _, address = host.partition("://")
+    try:
+        if scheme == "unix":
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(timeout_s)
+                connection.connect(address)
+        elif scheme == "tcp":
+            name, _, port = address.rpartition(":")
+            socket.create_connection((name, int(port)), timeout_s).close()
+        return True  # other schemes (ssh) are the client's own business
+    except (OSError, ValueError):
+        return False
+
+
+def _lacks(arm: ArmConfig) -> str | None:
+    return _target_lacks(arm) or _drafter_lacks(arm)
+
+
+def _target_lacks(arm: ArmConfig) -> str | None:
+    path, local = arm.target.path, local_path(arm.target.path)
+    if local is not None and not local.exists():
+        return f"target.path={path}: there is no such folder"
+    if arm.runner.kind == "embedded" and local is None and "/" in path:
+        return f"target.path={path}: the embedded engine fetches nothing by this name; give a folder (target=hf_folder)"
+    return None
+
+
+def _drafter_lacks(arm: ArmConfig) -> str | None:
+    drafter = arm.drafter
+    if not drafter.speculates:
+        return None
+    if arm.runner.kind == "embedded" and drafter.embedded is None:
+        return f"drafter={drafter.name}: the embedded engine does not have it; it needs SGLang (runner=docker)"
+    if arm.runner.kind == "docker" and drafter.plugin is not None and drafter.plugin.image is None:
+        return f"drafter={drafter.name}: no image with the vendor's code; set drafter.plugin.image=<tag>"
+    try:
+        checkpoint = drafter.checkpoint(arm.target.name)
+    except ConfigError as error:
+        return f"{error.key}: {error.problem}; it has weights for {', '.join(error.allowed)}"
+    if checkpoint is None or checkpoint.built_in:
+        return None
+    if checkpoint.path is None:
+        key = f"drafter.checkpoints.{arm.target.name}.path"
+        return f"drafter={drafter.name}: no public weights for target={arm.target.name}; set {key}=<folder or id>"
+    local = local_path(checkpoint.path)
+    if local is None:
+        if arm.runner.kind == "embedded":
+            return f"drafter={drafter.name}: the embedded engine needs a folder, not the name {checkpoint.path}"
+        return None
+    missing = [name for name in ("config.json", "model.safetensors") if not (local / name).is_file()]
+    return f"drafter={drafter.name}: {_join(missing)} missing in {_short(local)}" if missing else None
+
+
+def _join(names: list[str]) -> str:
+    return " and ".join(names) + (" is" if len(names) == 1 else " are")
+
+
+def _short(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

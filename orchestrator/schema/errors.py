@@ -1,0 +1,124 @@
+"""pydantic's errors, told by dotted config key with what is allowed and the nearest valid name."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from orchestrator.names import ConfigError, nearest
+
+Loc = tuple[str | int, ...]
+
+
+def explain(error: ValidationError, model: type[BaseModel], data: Mapping[str, Any]) -> list[ConfigError]:
+    """One ConfigError per fault, in the order of the keys. ``data`` is what was validated."""
+    return [_explain_one(dict(fault), model, data) for fault in error.errors(include_url=False)]
+
+
+def _explain_one(fault: dict[str, Any], model: type[BaseModel], data: Mapping[str, Any]) -> ConfigError:
+    path = _config_path(fault["loc"], data)
+    key = ".".join(str(part) for part in path)
+    kind, value, context = fault["type"], fault["input"], fault.get("ctx", {})
+    if kind == "extra_forbidden":
+        return _unknown_key(path, model, data)
+    if kind == "missing":
+        return ConfigError(key, "is missing")
+    if kind == "literal_error":
+        return _wrong_value(key, value, _quoted(context["expected"]))
+    if kind == "union_tag_invalid":
+        return _wrong_value(f"{key}.kind", context["tag"], _quoted(context["expected_tags"]))
+    if kind == "value_error":
+        return ConfigError(key, str(context["error"]))
+    told = fault["msg"].removeprefix("Input ").replace("should be", "must be", 1).replace("should ", "must ", 1)
+    return ConfigError(key, f"{_shown(value)}: {told}")
+
+
+def _unknown_key(path: Loc, model: type[BaseModel], data: Mapping[str, Any]) -> ConfigError:
+    parent, name = path[:-1], str(path[-1])
+    dotted = ".".join(str(part) for part in path)
+    allowed = known_keys(model, parent, data)
+    near = nearest(name, allowed)
+    return ConfigError(
+        dotted,
+        "is not a key of the configuration",
+        allowed=allowed,
+        nearest=".".join([*map(str, parent), near]) if near else None,
+    )
+
+
+def _wrong_value(key: str, value: Any, allowed: Iterable[str]) -> ConfigError:
+    allowed = tuple(allowed)
+    near = nearest(str(value), allowed)
+    return ConfigError(
+        key, f"{_shown(value)} is not allowed", allowed=allowed, nearest=f"{key}={near}" if near else None
+    )
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _quoted(text: str) -> list[str]:
+    return re.findall(r"'([^']*)'", text)
+
+
+def _config_path(loc: Loc, data: Any) -> Loc:
+    """``loc`` without what pydantic adds to it: the tags of unions are not keys of the config."""
+    path: list[str | int] = []
+    for index, part in enumerate(loc):
+        inside = (isinstance(data, Mapping) and part in data) or (
+            isinstance(data, list | tuple) and isinstance(part, int) and part < len(data)
+        )
+        if inside:
+            path.append(part)
+            data = data[part]
+        elif index == len(loc) - 1:
+            path.append(part)
+    return tuple(path)
+
+
+def known_keys(model: type[BaseModel], path: Loc, data: Any) -> list[str]:
+    """Keys that may stand at ``path`` of a config validated by ``model``; empty where any may."""
+    annotation: Any = model
+    for part in path:
+        annotation = _inside(_plain(annotation, data), part)
+        data = data[part]
+    annotation = _plain(annotation, data)
+    return list(annotation.model_fields) if _is_model(annotation) else []
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _inside(annotation: Any, part: str | int) -> Any:
+    """Annotation of what stands under one key or index."""
+    if _is_model(annotation):
+        field = annotation.model_fields.get(part)
+        return field.annotation if field else None
+    arguments = get_args(annotation)
+    return (arguments[1] if get_origin(annotation) is dict else arguments[0]) if arguments else None
+
+
+def _plain(annotation: Any, value: Any) -> Any:
+    """Without Annotated and None; of a union, the model whose ``kind`` the value has."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _plain(get_args(annotation)[0], value)
+    if origin in (Union, types.UnionType):
+        members = [_plain(member, value) for member in get_args(annotation) if member is not type(None)]
+        kind = value.get("kind") if isinstance(value, Mapping) else None
+        of_kind = [
+            member
+            for member in members
+            if _is_model(member)
+            and "kind" in member.model_fields
+            and kind in get_args(member.model_fields["kind"].annotation)
+        ]
+        return (of_kind or members)[0]
+    return annotation
