@@ -10,8 +10,18 @@ from random import Random
 
 from runners.engine.training.passages import DAYS, MONTHS, NAMES
 
-THINGS = "apples,pencils,marbles,stickers,cookies,books,oranges,cards,eggs,balloons,stamps,shells,muffins,flowers,coins,buttons".split(",")
-ASK = ("", "", "", " Show your work.", " Explain your reasoning step by step.", " Think step by step.", " Give only the answer.")
+THINGS = "apples,pencils,marbles,stickers,cookies,books,oranges,cards,eggs,balloons,stamps,shells,muffins,flowers,coins,buttons".split(
+    ","
+)
+ASK = (
+    "",
+    "",
+    "",
+    " Show your work.",
+    " Explain your reasoning step by step.",
+    " Think step by step.",
+    " Give only the answer.",
+)
 
 
 def word_problem(r: Random) -> str:
@@ -156,7 +166,15 @@ def conversion(r: Random) -> str:
 def puzzle(r: Random) -> str:
     """Small logic puzzles that need several sentences of reasoning."""
     a, b, c, d = r.sample(NAMES, 4)
-    quality, opposite = r.choice([("taller", "tallest"), ("older", "oldest"), ("faster", "fastest"), ("stronger", "strongest"), ("richer", "richest")])
+    quality, opposite = r.choice(
+        [
+            ("taller", "tallest"),
+            ("older", "oldest"),
+            ("faster", "fastest"),
+            ("stronger", "strongest"),
+            ("richer", "richest"),
+        ]
+    )
     colors = r.sample("red blue green yellow white black".split(), 3)
     n = r.randint(3, 9)
     base = r.choice(

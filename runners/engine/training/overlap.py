@@ -14,8 +14,10 @@ clause, and long enough that common phrases ("write a short story about a") don'
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
+
+from orchestrator.paths import conf_dir
 
 NGRAM = 8
 SENTENCE = 4
@@ -29,26 +31,18 @@ def words(text: str) -> list[str]:
 
 
 def suite_texts(folder: Path | None = None) -> list[str]:
-    """Every prompt text of every suite file (`conf/suite/*.yaml`).
+    """Every prompt text of every suite file in `folder` (None: the shipped suites).
 
-    Args:
-        folder: where the suite files are; None: the project's own.
     Raises:
         FileNotFoundError: the folder holds no suite, so that nothing could be excluded.
     """
     import yaml
 
-    folders = [folder] if folder else [root / "conf" / "suite" for root in _roots()]
-    files = sorted(path for where in folders for path in where.glob("*.yaml"))
-    if not files:
-        raise FileNotFoundError(f"no suite files in {' or '.join(map(str, folders))}")
-    suites = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in files]
+    folder = folder or conf_dir() / "suite"
+    suites = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.yaml"))]
+    if not suites:
+        raise FileNotFoundError(f"no suite files in {folder}")
     return [message["content"] for suite in suites for prompt in suite["prompts"] for message in prompt["messages"]]
-
-
-def _roots() -> Iterator[Path]:
-    top = Path(__file__).resolve().parents[3]
-    yield from (top, top / "orchestrator")  # a checkout; an installed wheel
 
 
 class SuiteFilter:

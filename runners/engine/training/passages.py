@@ -24,7 +24,9 @@ GOODS = (
     "lamp,chair,kettle,backpack,keyboard,monitor,toaster,blender,jacket,tent,bicycle,camera,printer,desk,blanket,radio,"
     "vacuum cleaner,suitcase,coffee machine,headset"
 ).split(",")
-PLACES = "library,swimming pool,town hall,bakery,museum,train station,hospital,primary school,theater,farmers' market,bridge,park".split(",")
+PLACES = "library,swimming pool,town hall,bakery,museum,train station,hospital,primary school,theater,farmers' market,bridge,park".split(
+    ","
+)
 TEAMS = "design,sales,support,finance,marketing,research,logistics,training,security,planning".split(",")
 LANGUAGES = "French,Spanish,German,Italian,Portuguese,Dutch,Polish".split(",")
 
@@ -93,7 +95,10 @@ def _review(r: Random) -> str:
 
 
 def _bio(r: Random) -> str:
-    name, job = r.choice(NAMES), r.choice("nurse,teacher,baker,engineer,gardener,pilot,painter,journalist,chemist,carpenter".split(","))
+    name, job = (
+        r.choice(NAMES),
+        r.choice("nurse,teacher,baker,engineer,gardener,pilot,painter,journalist,chemist,carpenter".split(",")),
+    )
     parts = [
         f"{name} is a {r.randint(22, 67)}-year-old {job} from {r.choice(TOWNS)}.",
         r.choice(
@@ -151,7 +156,14 @@ def _weather(r: Random) -> str:
         f"On {r.choice(DAYS)} the morning in {r.choice(TOWNS)} starts with {r.choice(['fog', 'sunshine', 'light rain', 'snow', 'strong wind'])}. "
         f"Temperatures lie between {low} and {low + r.randint(3, 12)} degrees. In the afternoon there is a {r.randint(1, 9) * 10} percent "
         f"chance of {r.choice(['showers', 'thunderstorms', 'clear skies', 'hail'])}. "
-        + r.choice(["The night stays dry.", "Drivers should be careful.", "The weekend will be warmer.", "More clouds arrive at night."])
+        + r.choice(
+            [
+                "The night stays dry.",
+                "Drivers should be careful.",
+                "The weekend will be warmer.",
+                "More clouds arrive at night.",
+            ]
+        )
     )
 
 
@@ -216,7 +228,9 @@ def classify(r: Random) -> str:
         ]
     )
     if r.random() < 0.5:
-        return f"Classify this text as {labels}. {r.choice(['', 'Give one reason. ', 'Answer with one word. '])}\n\n{make(r)}".replace(" \n", "\n")
+        return f"Classify this text as {labels}. {r.choice(['', 'Give one reason. ', 'Answer with one word. '])}\n\n{make(r)}".replace(
+            " \n", "\n"
+        )
     items = "\n".join(f"{i}. {make(r).split('. ')[0].rstrip('.')}." for i in range(1, r.randint(3, 4)))
     return f"For each of these texts, say whether it is {labels}.\n{items}"
 
@@ -224,12 +238,28 @@ def classify(r: Random) -> str:
 def _rows(r: Random) -> tuple[str, list[str], list[list[str]]]:
     kind = r.randrange(4)
     if kind == 0:
-        return "products", ["product", "price", "stock"], [[g, str(r.randint(9, 300)), str(r.randint(0, 80))] for g in r.sample(GOODS, r.randint(3, 5))]
+        return (
+            "products",
+            ["product", "price", "stock"],
+            [[g, str(r.randint(9, 300)), str(r.randint(0, 80))] for g in r.sample(GOODS, r.randint(3, 5))],
+        )
     if kind == 1:
-        return "students", ["name", "age", "grade"], [[n, str(r.randint(11, 18)), r.choice("ABCD")] for n in r.sample(NAMES, r.randint(3, 5))]
+        return (
+            "students",
+            ["name", "age", "grade"],
+            [[n, str(r.randint(11, 18)), r.choice("ABCD")] for n in r.sample(NAMES, r.randint(3, 5))],
+        )
     if kind == 2:
-        return "teams", ["team", "members", "budget"], [[t, str(r.randint(2, 30)), str(r.randint(5, 90) * 1000)] for t in r.sample(TEAMS, r.randint(3, 5))]
-    return "towns", ["town", "population", "founded"], [[t, str(r.randint(2, 400) * 500), str(r.randint(1100, 1950))] for t in r.sample(TOWNS, r.randint(3, 5))]
+        return (
+            "teams",
+            ["team", "members", "budget"],
+            [[t, str(r.randint(2, 30)), str(r.randint(5, 90) * 1000)] for t in r.sample(TEAMS, r.randint(3, 5))],
+        )
+    return (
+        "towns",
+        ["town", "population", "founded"],
+        [[t, str(r.randint(2, 400) * 500), str(r.randint(1100, 1950))] for t in r.sample(TOWNS, r.randint(3, 5))],
+    )
 
 
 def on_table(r: Random) -> str:
@@ -239,7 +269,13 @@ def on_table(r: Random) -> str:
     if form == 0:
         data = "\n".join(",".join(row) for row in [head, *rows])
     elif form == 1:
-        data = "\n".join(["| " + " | ".join(head) + " |", "|" + " --- |" * len(head), *("| " + " | ".join(row) + " |" for row in rows)])
+        data = "\n".join(
+            [
+                "| " + " | ".join(head) + " |",
+                "|" + " --- |" * len(head),
+                *("| " + " | ".join(row) + " |" for row in rows),
+            ]
+        )
     elif form == 2:
         data = json.dumps([dict(zip(head, row, strict=True)) for row in rows], indent=r.choice([None, 2]))
     else:

@@ -1,19 +1,19 @@
 """Training prompts for the miniature drafters: what people ask a small assistant, made from a seed.
 
 The text a drafter learns from is the target's own answer to these prompts, so their breadth decides how well it drafts.
-They come from request templates and topics (`data/`), made-up passages (`passages.py`), numbers (`numbers.py`) and the
-source and documentation of Python's standard library (`stdlib_prompts`). Everything is deterministic: `prompts(seed, n)`
-is a prefix of `prompts(seed, m)` for n < m. Standard library only.
+They come from request templates and topics (`data/`), made-up passages (`passages.py`), numbers (`numbers.py`), and the
+source and documentation of Python's standard library (`stdlib_prompts`). Everything is deterministic, and
+`prompts(seed, n)` is a prefix of `prompts(seed, m)` for n < m. Standard library only.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-import sys
 import sysconfig
 from bisect import bisect
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from itertools import accumulate, islice
 from pathlib import Path
@@ -42,7 +42,7 @@ _WISHES = (
     "Use bullet points.|Give an example.|Be as detailed as you can.|Explain step by step.|In one paragraph, please.|"
     "Please be brief.|Thanks!|Thank you.|I am a beginner.|Write at most {n} words."
 ).split("|")
-_OPENERS = ("Hi! ", "Hello. ", "Hey, ", "Please help me. ", "Quick question: ", "I have a question. ", "Can you help me? ")
+_OPENERS = "Hi! |Hello. |Hey, |Please help me. |Quick question: |I have a question. |Can you help me? ".split("|")
 
 
 def _sections(path: Path) -> dict[str, list[str]]:
@@ -96,7 +96,8 @@ def _fill(template: str, r: Random) -> str:
 
     def agree(match: re.Match[str]) -> str:
         slot = _SLOT.match(template, match.end())
-        plural = slot is not None and re.search(r"(?<!ic)(?<![suiy'])s$", value(slot)) and slot[1] not in _SINGULAR
+        # Good enough for the lists at hand: "tides", "fractions", but not "osmosis", "genetics" or "Archimedes'".
+        plural = slot is not None and slot[1] not in _SINGULAR and re.search(r"(?<!ic)(?<![suiy'])s$", value(slot))
         verb = _PLURAL[match[1].lower()] if plural else match[1]
         return f"{verb.capitalize() if match[1][0].isupper() else verb} "
 
@@ -158,7 +159,7 @@ def _stdlib() -> tuple[list[tuple[str, str]], list[str]]:
     root = Path(sysconfig.get_paths()["stdlib"])
     functions: list[tuple[str, str]] = []
     texts: list[str] = []
-    left_out = {"test", "tests", "site-packages", "dist-packages", "idlelib", "lib2to3", "pydoc_data", "encodings", "__pycache__", "turtledemo"}
+    left_out = set("test tests site-packages dist-packages idlelib lib2to3 pydoc_data encodings turtledemo".split())
     for path in sorted(root.rglob("*.py")):
         if left_out & set(path.relative_to(root).parts):
             continue
@@ -195,10 +196,11 @@ def _reference() -> list[str]:
 
 _ON_FUNCTION = (
     "Explain what this Python function does.|Explain this function line by line.|What does this code do?|"
-    "Write a docstring for this function.|Write a unit test for this function.|Rewrite this function with clearer names.|"
-    "Add type hints to this function.|Is there a bug in this code?|Add comments to this code.|"
-    "What are the inputs and outputs of this function?|Translate this function to JavaScript.|How could this code be simplified?|"
-    "Which errors can this function raise?|Repeat this code and change nothing but the function's name."
+    "Write a docstring for this function.|Write a unit test for this function.|Add type hints to this function.|"
+    "Rewrite this function with clearer names.|Is there a bug in this code?|Add comments to this code.|"
+    "What are the inputs and outputs of this function?|Translate this function to JavaScript.|"
+    "How could this code be simplified?|Which errors can this function raise?|"
+    "Repeat this code and change nothing but the function's name."
 ).split("|")
 _ON_TEXT = (
     "Continue this text.|Explain this text in simple words.|Summarize this documentation.|What does this mean?|"
@@ -212,10 +214,8 @@ def stdlib_prompts(seed: int, n: int) -> list[str]:
     Deterministic for one Python version. Raises ValueError when the library at hand yields fewer.
     """
     functions, texts = _stdlib()
-    try:
+    with suppress(ImportError):
         texts = texts + _reference()
-    except ImportError:
-        pass
     r = Random(f"stdlib-{seed}")
     found: dict[str, None] = {}
     for _ in range(20 * n):
@@ -226,7 +226,8 @@ def stdlib_prompts(seed: int, n: int) -> list[str]:
             body, doc = r.choice(functions)
             if roll < 0.12:
                 lines = body.splitlines()
-                text = "Complete this Python function.\n\n```python\n" + "\n".join(lines[: max(2, len(lines) // 2)]) + "\n```"
+                beginning = "\n".join(lines[: max(2, len(lines) // 2)])
+                text = f"Complete this Python function.\n\n```python\n{beginning}\n```"
             elif roll < 0.2 and 30 <= len(doc) <= 400 and ">>>" not in doc:
                 text = f"Write a Python function for this description:\n\n{body.splitlines()[0].strip()}\n{doc}"
             else:
@@ -242,5 +243,5 @@ def stdlib_prompts(seed: int, n: int) -> list[str]:
             break
         found[text] = None
     if len(found) < n:
-        raise ValueError(f"the standard library of Python {sys.version.split()[0]} gave {len(found)} prompts; {n} were asked for")
+        raise ValueError(f"this Python's standard library gave {len(found)} prompts; {n} were asked for")
     return list(found)
