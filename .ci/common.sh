@@ -1,0 +1,28 @@
+# Sourced by .ci/run and .ci/nightly.
+
+# Debian packages that the tests need: a browser that opens the report and MLflow's pages.
+install_debian_packages() {
+    command -v chromium >/dev/null && return
+    local sudo=""
+    [ "$(id -u)" = 0 ] || sudo="sudo -n"
+    step "apt-get update" $sudo apt-get update -qq
+    step "apt-get install chromium" env DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends chromium
+}
+
+# A fresh virtual environment with this checkout and every pinned dependency; removed on exit.
+make_environment() {
+    environment=$(mktemp -d)
+    trap 'rm -rf "$environment"' EXIT
+    step "venv" "${PYTHON:-python3}" -m venv "$environment"
+    . "$environment/bin/activate"
+    step "pip install" pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+}
+
+# step NAME COMMAND...: run it and say how long it took.
+step() {
+    local name=$1 start=$SECONDS
+    shift
+    echo "== $name"
+    "$@"
+    echo "== $name: $((SECONDS - start)) s"
+}
