@@ -50,8 +50,9 @@ class Acceptance(BaseModel):
     tau_token_weighted: float
     """Mean of the requests' tau, weighted by their output tokens."""
     committed_per_step: float
-    """sum(output tokens - 1) / sum(verify steps): the first token comes from the prefill, and the last step is cut at
-    EOS or at the token limit."""
+    """Tokens that verification steps brought to the output / sum(verify steps). Per request these are the output tokens
+    without the first, which the prefill brings; where a server decodes the last token plainly, that one is left out too
+    (there are then more tokens than the steps can have brought)."""
     rate: float | None
     """sum(correct) / sum(proposed), bonus excluded; None where nothing was proposed."""
     proposed_per_step: float
@@ -105,7 +106,10 @@ def pooled(records: Sequence[RequestRecord]) -> Acceptance | None:
             if tokens
             else sum(taus) / len(taus)
         ),
-        committed_per_step=sum(max(0, tokens - 1) for tokens, _ in counted) / steps,
+        committed_per_step=sum(
+            min(tokens - 1, spec.spec_num_correct_drafts + spec.spec_verify_ct) for tokens, spec in counted
+        )
+        / steps,
         rate=correct / proposed if proposed else None,
         proposed_per_step=proposed / steps,
         histogram=histogram,
@@ -173,7 +177,10 @@ def recount(record: RequestRecord) -> Recount:
 
     Valid where the server streams after every step (``stream_interval`` 1) and merges no chunks.
     """
-    totals = [tokens for _, tokens in record.chunks]
+    return _recount([tokens for _, tokens in record.chunks])
+
+
+def _recount(totals: Sequence[int]) -> Recount:
     gains = [after - before for before, after in pairwise(totals)]
     histogram = [0] * (max(gains, default=0))
     for gain in gains:
@@ -185,7 +192,8 @@ def disagreement(record: RequestRecord) -> str | None:
     """What the server's counters say otherwise than the stream; None where they agree.
 
     They may differ in the last step, and only there: the server counts drafts past EOS or the token limit as correct,
-    the stream ends before them.
+    the stream ends before them. A server may also decode the last token of the limit without drafts, which is then no
+    verification step.
     """
     spec = record.spec
     seen = recount(record)
@@ -197,14 +205,24 @@ def disagreement(record: RequestRecord) -> str | None:
     if sum(histogram) != spec.spec_verify_ct:
         return f"the histogram sums to {sum(histogram)} steps, spec_verify_ct is {spec.spec_verify_ct}"
     if weighted != spec.spec_num_correct_drafts:
-        return f"the histogram holds {weighted} correct drafts, spec_num_correct_drafts is {spec.spec_num_correct_drafts}"
+        claimed = spec.spec_num_correct_drafts
+        return f"the histogram holds {weighted} correct drafts, spec_num_correct_drafts is {claimed}"
+    plain_last = (
+        record.finish_reason == "length"
+        and seen.last_committed == 1
+        and seen.verify_steps == spec.spec_verify_ct + 1
+    )
+    if plain_last:
+        seen = _recount([tokens for _, tokens in record.chunks[:-1]])
     if seen.verify_steps != spec.spec_verify_ct:
         return f"{seen.verify_steps} chunks after the first, spec_verify_ct is {spec.spec_verify_ct}"
     excess = [server - stream for server, stream in zip_longest(histogram, seen.histogram, fillvalue=0)]
     moved = {index: value for index, value in enumerate(excess) if value}
-    cut = seen.last_committed - 1
-    if not moved or (moved.pop(cut, None) == -1 and list(moved.values()) == [1] and min(moved) > cut):
+    if not moved:
         return None
+    cut = seen.last_committed - 1
+    if not plain_last and moved.pop(cut, None) == -1 and list(moved.values()) == [1] and min(moved) > cut:
+        return None  # one step moved from what reached the output to more: the last one was cut
     return f"histogram {histogram} from the server, {seen.histogram} from the stream"
 
 

@@ -21,6 +21,7 @@ import orjson
 from orchestrator.records import Outcome, RequestRecord, SpecCounters
 
 _SPEC_KEYS = tuple(SpecCounters.model_fields)
+_HEADERS = {"Content-Type": "application/json"}
 _DONE = b"[DONE]"
 
 
@@ -120,7 +121,7 @@ async def send(session: aiohttp.ClientSession, request: Request, timeout_s: floa
     wall, started, clock = time.time(), time.perf_counter(), time.perf_counter
     try:
         async with asyncio.timeout(timeout_s):
-            async with session.post("/generate", data=payload, headers={"Content-Type": "application/json"}) as response:
+            async with session.post("/generate", data=payload, headers=_HEADERS) as response:
                 async for data in response.content.iter_any():
                     reads.append((clock() - started, data))
                 if response.status != 200:
@@ -226,7 +227,8 @@ def parse(reads: Sequence[tuple[float, bytes]]) -> Answer:
             answer.output_ids = [token for event in events for token in event["output_ids"]]
             answer.text = "".join(event["text"] for event in events)
         elif answer.problem is None:
-            answer.problem = ("error", f"output_ids fit neither a cumulative nor an incremental stream of {total} tokens")
+            form = "neither those of a cumulative nor of an incremental stream"
+            answer.problem = ("error", f"the output_ids are {form} of {total} tokens")
     if answer.problem is None and not done:
         answer.problem = ("truncated", "the stream ended without [DONE]")
     if answer.problem is None and answer.finish_reason is None:

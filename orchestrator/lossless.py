@@ -100,7 +100,7 @@ def check(records: Iterable[RequestRecord], plain_arm: str) -> dict[str, Lossles
             for record in candidates
             if record is not references[prompt]
         ]
-        prompts = own | asked[plain_arm]
+        prompts = own | set(references)
         results[arm] = Lossless(
             arm=arm,
             compared=len(comparisons),

@@ -93,8 +93,20 @@ class Store:
             except FileExistsError:
                 attempt += 1
 
-    def finish(self, key: str, file: RecordFile, count: int, server: ServerFacts, source: str | None = None) -> None:
-        """Declare a trial finished: its records are forced to disk, then the run and the index learn of it."""
+    def finish(
+        self,
+        key: str,
+        file: RecordFile,
+        count: int,
+        server: ServerFacts,
+        source: str | None = None,
+        reusable: bool = True,
+    ) -> None:
+        """Declare a trial finished: its records are forced to disk, then the run and the index learn of it.
+
+        A trial that is not ``reusable`` (some of its requests failed) belongs to this run only and is measured again
+        by the next.
+        """
         file.sync()
         records = str(file.path.relative_to(self.run))
         entry = TrialEntry(key=key, records=records, count=count, server=server, source=source)
@@ -102,6 +114,8 @@ class Store:
             trials.write(entry.model_dump_json().encode() + b"\n")
             trials.flush()
             os.fsync(trials.fileno())
+        if not reusable:
+            return
         found = Found(run=os.path.relpath(self.run, self.index), entry=entry)
         temporary = self.index / f".{key}.{os.getpid()}"
         temporary.write_text(found.model_dump_json() + "\n")
@@ -117,13 +131,26 @@ class Store:
         whole = found.entry.record_schema == RECORD_SCHEMA and len(records) == found.entry.count
         return (found, records) if whole else None
 
-    def adopt(self, found: Found, records: Iterable[RequestRecord], file: RecordFile) -> None:
+    def adopt(self, found: Found, records: Iterable[RequestRecord], session_index: int, arm: str) -> None:
         """Copy a trial of an earlier run into this one."""
-        for record in records:
+        source = found.entry.source or os.path.relpath(self.index / found.run, self.run)
+        self._copy(found.entry, records, session_index, arm, source)
+
+    def extend(self, entry: TrialEntry, extra: Iterable[RequestRecord]) -> None:
+        """Add records (probes) to a finished trial of this run, as a new file with all of them."""
+        records = [*_of_trial(self.run / entry.records, entry.key), *extra]
+        self._copy(entry, records, entry.server.session_index, entry.server.arm, entry.source)
+
+    def _copy(
+        self, entry: TrialEntry, records: Iterable[RequestRecord], session_index: int, arm: str, source: str | None
+    ) -> None:
+        _, file = self.open_session(session_index, arm)
+        copied = list(records)
+        for record in copied:
             file.append(record)
-        origin = self.index / found.run
-        source = found.entry.source or os.path.relpath(origin, self.run)
-        self.finish(found.entry.key, file, found.entry.count, found.entry.server, source)
+        well = all(record.outcome == "ok" for record in copied)
+        self.finish(entry.key, file, len(copied), entry.server, source, reusable=well)
+        file.close()
 
 
 def load(run: Path) -> tuple[list[TrialEntry], list[RequestRecord]]:

@@ -23,17 +23,20 @@ class TemplateFailure(RuntimeError):
 class ChatTemplate:
     """The chat template of one model folder."""
 
-    def __init__(self, folder: Path) -> None:
-        """Reads ``chat_template.jinja``, else the ``chat_template`` of ``tokenizer_config.json``."""
+    def __init__(self, folder: Path, file: Path | None = None) -> None:
+        """Reads ``file`` if given, else ``chat_template.jinja``, else ``chat_template`` in ``tokenizer_config.json``.
+
+        Raises TemplateFailure; OSError where ``file`` cannot be read.
+        """
         config_path = folder / "tokenizer_config.json"
         config = json.loads(config_path.read_text()) if config_path.is_file() else {}
-        separate = folder / "chat_template.jinja"
-        source = separate.read_text() if separate.is_file() else config.get("chat_template")
+        separate = file or folder / "chat_template.jinja"
+        source = separate.read_text() if file or separate.is_file() else config.get("chat_template")
         if isinstance(source, list):  # several named templates
             source = next((entry["template"] for entry in source if entry["name"] == "default"), None)
         if not source:
             raise TemplateFailure(
-                f"{folder} has no chat template: neither chat_template.jinja nor a chat_template in tokenizer_config.json"
+                f"{folder} has no chat template: no chat_template.jinja, no chat_template in tokenizer_config.json"
             )
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.filters["tojson"] = _to_json

@@ -8,12 +8,16 @@ from typing import Any, Protocol
 
 
 class ServerFailure(RuntimeError):
-    """A server did not start or died. ``cause`` is one word for programs, the message says what to do."""
+    """A server did not start or died. ``cause`` is one word for programs, the message says what to do.
 
-    def __init__(self, cause: str, message: str, log: Path | None = None) -> None:
+    ``served``: it had been ready, so that another start may well work.
+    """
+
+    def __init__(self, cause: str, message: str, log: Path | None = None, served: bool = False) -> None:
         super().__init__(message)
         self.cause = cause
         self.log = log
+        self.served = served
 
 
 @dataclass(frozen=True)

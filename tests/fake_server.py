@@ -14,7 +14,7 @@ from typing import Any
 from aiohttp import web
 
 Fault = str | None
-"""None, ``http``, ``error_event``, ``abort``, ``no_done``, ``drop``, ``stall``, ``not_json``, ``no_meta``, ``no_ids``."""
+"""``http``, ``error_event``, ``abort``, ``no_done``, ``drop``, ``stall``, ``not_json``, ``no_meta`` or ``no_ids``."""
 
 
 @dataclass
@@ -29,6 +29,8 @@ class Fake:
     fault: Callable[[dict[str, Any]], Fault] = lambda body: None
     change: Callable[[list[int], dict[str, Any]], list[int]] = lambda ids, body: ids
     """Changes the output of a request."""
+    runner_up: float = -3.0
+    """Log-probability of the second token; the first has -0.5."""
     url: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     in_flight: int = 0
@@ -147,7 +149,7 @@ def _event(
             "spec_accept_length": end / step,
         }
     if last:
-        meta["output_top_logprobs"] = [[[-3.0, token + 1, None], [-0.5, token, None]] for token in ids]
+        meta["output_top_logprobs"] = [[[fake.runner_up, token + 1, None], [-0.5, token, None]] for token in ids]
     event = {"text": "".join(f" {token}" for token in shown), "output_ids": shown, "meta_info": meta}
     if fault == "no_meta":
         del event["meta_info"]

@@ -113,6 +113,23 @@ def test_only_the_last_step_may_hold_more_than_the_stream_shows() -> None:
     assert "spec_verify_ct is 5" in (ended_at([2, 1, 1, 1], 15) or "")
 
 
+def test_a_last_token_decoded_without_drafts_is_no_verification_step() -> None:
+    chunks = [(0.1, 1), (0.2, 4), (0.3, 6), (0.4, 7)]  # gains 3, 2 and a plain 1 up to the limit
+    fields = {"output_ids": list(range(7)), "chunks": chunks, "finish_reason": "length"}
+    assert disagreement(record(spec=counters([0, 1, 1], 6), **fields)) is None
+    assert disagreement(record(spec=counters([1, 0, 1], 6), **fields)) is not None
+    assert disagreement(record(spec=counters([0, 1, 1], 6), **(fields | {"finish_reason": "stop"}))) is not None
+    result = pooled([record(spec=counters([0, 1, 1], 6), **fields)])
+    assert result is not None and result.committed_per_step == pytest.approx((3 + 2) / 2)
+
+
+def test_committed_per_step_is_cut_where_the_output_was() -> None:
+    result = pooled([record(output_ids=list(range(11)), spec=counters([1, 0, 1, 2], 12))])
+    assert result is not None
+    assert result.tau == pytest.approx(1 + 8 / 4)
+    assert result.committed_per_step == pytest.approx(10 / 4)
+
+
 def test_counters_that_contradict_themselves_are_named() -> None:
     good = counters([1, 1], 6)
     chunks = [(0.1, 1), (0.2, 2), (0.3, 4)]

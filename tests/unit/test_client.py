@@ -93,7 +93,7 @@ def test_all_sampling_parameters_are_sent() -> None:
         ("abort", "error", "aborted by the server: the request was aborted"),
         ("not_json", "error", "not JSON"),
         ("no_meta", "error", "not in SGLang's form"),
-        ("no_ids", "error", "neither a cumulative nor an incremental"),
+        ("no_ids", "error", "neither those of a cumulative nor of an incremental"),
         ("no_done", "truncated", "without [DONE]"),
         ("drop", "truncated", "ended inside the answer"),
         ("stall", "timeout", "no end after 0.3 s"),
@@ -177,7 +177,8 @@ def test_an_event_is_dated_by_the_read_that_completed_it() -> None:
 
 def test_an_event_without_new_tokens_is_no_chunk() -> None:
     text = '{"text":"","output_ids":[1],"meta_info":{"completion_tokens":1,"finish_reason":%s}}'
-    reads = [(seconds, f"data: {text % reason}\n\n".encode()) for seconds, reason in ((0.1, "null"), (0.2, '{"type":"stop"}'))]
+    reasons = {0.1: "null", 0.2: '{"type":"stop"}'}
+    reads = [(seconds, f"data: {text % reason}\n\n".encode()) for seconds, reason in reasons.items()]
     assert parse([*reads, (0.2, b"data: [DONE]\n\n")]).chunks == [(0.1, 1)]
 
 

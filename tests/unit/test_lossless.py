@@ -66,7 +66,8 @@ def test_an_output_that_ends_early_is_a_fork_at_its_end() -> None:
 
 
 def test_a_prompt_without_a_well_ended_request_on_both_sides_is_missing() -> None:
-    records = [record(), spec([1], outcome="timeout"), record(prompt_id="p1", outcome="error"), spec([1], prompt_id="p1")]
+    plain = [record(), record(prompt_id="p1", outcome="error")]
+    records = [*plain, spec([1], outcome="timeout"), spec([1], prompt_id="p1")]
     result = check(records, "plain")["spec"]
     assert result.missing == ["p0", "p1"] and not result.ok
 

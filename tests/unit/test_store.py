@@ -48,8 +48,7 @@ def test_an_adopted_trial_makes_the_new_run_stand_alone(tmp_path: Path) -> None:
     store = Store(tmp_path / "two", tmp_path / "index")
     found = store.find("k1")
     assert found is not None
-    _, file = store.open_session(0, "plain")
-    store.adopt(*found, file)
+    store.adopt(*found, 0, "plain")
     shutil.rmtree(tmp_path / "one")
     entries, loaded = load(tmp_path / "two")
     assert loaded == records

@@ -1,0 +1,243 @@
+"""Runs a plan: what is measured already is taken over, the rest is measured, then everything is shown.
+
+Exit codes: 0; 1 when something was not measured, a request failed, or a speculative arm's output differs from the plain
+arm's without an excuse; 128 + signal (130, 143) after Ctrl-C or SIGTERM.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+
+from orchestrator import environment, facts, lossless, store
+from orchestrator.interrupt import Interrupt, Interrupted
+from orchestrator.masking import mask
+from orchestrator.measure import measure, probe, warmup_count
+from orchestrator.plan import Plan, ServerSession, Trial
+from orchestrator.progress import Display
+from orchestrator.results import Summary, write_summary
+from orchestrator.schema import ArmConfig, Experiment
+from orchestrator.server_config import start_options
+from orchestrator.store import Store
+from runners.base import Runner, ServerFailure
+
+_HOPELESS = frozenset({"model_fetch", "port_in_use"})
+"""Causes that no other arm can escape: the rest of the plan is given up."""
+
+
+@dataclass
+class _Progress:
+    """How far a run has come."""
+
+    adopted: int = 0
+    measured: int = 0
+    failures: list[tuple[str, ServerFailure]] = field(default_factory=list)
+    """(arm, why)"""
+    interrupted: Interrupted | None = None
+
+    @property
+    def status(self) -> facts.Status:
+        return "interrupted" if self.interrupted else "failed" if self.failures else "finished"
+
+
+def run(experiment: Experiment, plan: Plan, directory: Path) -> int:
+    """Measure what the plan asks for, write everything to ``directory``, show it. Returns the exit code."""
+    console = Console()
+    trials = Store(directory, Path(experiment.output) / "index")
+    described = environment.describe()
+    _write_setup(experiment, plan, described, directory)
+    progress = _Progress()
+    todo = _adopt(plan, trials, progress)
+    if progress.adopted:
+        console.print(
+            f"{progress.adopted} of {len(plan.trials)} trials are measured already and are not measured again"
+            + ("." if any(todo.values()) else ": nothing is left to measure."),
+            highlight=False,
+        )
+    total = sum(_requests(trial, session) for session in plan.sessions for trial in todo[session.index])
+    with Interrupt() as interrupt, Display(console, total) as display:
+        try:
+            _measure_all(plan, todo, trials, display, interrupt, progress)
+            _probe_forks(experiment, plan, trials, display, interrupt)
+        except Interrupted as stopped:
+            progress.interrupted = stopped
+        except ServerFailure as failure:  # of a probe: the forks stay unexcused
+            _report_failure(failure, "margins", display, progress)
+    if progress.interrupted:
+        return _stopped(progress, plan, directory, console)
+    return _show(experiment, plan, directory, described, progress, console)
+
+
+def make_runner(arm: ArmConfig) -> Runner:
+    """The runner that the arm's config names. Raises ServerFailure for one that this version does not have."""
+    options = start_options(arm)
+    if arm.runner.kind == "embedded":
+        from runners.embedded import EmbeddedRunner
+
+        return EmbeddedRunner(options["port"], options["ready_timeout_s"])
+    raise ServerFailure("no_runner", f"runner={arm.runner.kind} is not there yet; runner=embedded is")
+
+
+def _adopt(plan: Plan, trials: Store, progress: _Progress) -> dict[int, list[Trial]]:
+    """Take over what earlier runs measured; returns what is left, by session."""
+    todo: dict[int, list[Trial]] = {}
+    for session in plan.sessions:
+        todo[session.index] = []
+        for trial in session.trials:
+            found = trials.find(trial.key)
+            if found is None:
+                todo[session.index].append(trial)
+                continue
+            trials.adopt(*found, session.index, session.arm.name)
+            progress.adopted += 1
+    return todo
+
+
+def _measure_all(
+    plan: Plan, todo: dict[int, list[Trial]], trials: Store, display: Display, interrupt: Interrupt, progress: _Progress
+) -> None:
+    given_up: set[str] = set()
+    for session in plan.sessions:
+        left = todo[session.index]
+        if not left or session.arm.name in given_up:
+            continue
+        try:
+            runner = make_runner(session.arm)
+            measure(session, left, runner, trials, display, interrupt)
+            progress.measured += len(left)
+        except ServerFailure as failure:
+            _report_failure(failure, session.arm.name, display, progress)
+            if failure.cause in _HOPELESS:
+                display.note("The other arms would fail in the same way; the run ends here.")
+                return
+            if not failure.served:
+                given_up.add(session.arm.name)  # it would not start the second time either
+
+
+def _probe_forks(experiment: Experiment, plan: Plan, trials: Store, display: Display, interrupt: Interrupt) -> None:
+    """Ask the plain target for its margins where a speculative arm forked and they are not known yet."""
+    base = experiment.configs[experiment.baseline]
+    session = next((session for session in plan.sessions if session.arm.name == experiment.baseline), None)
+    if session is None or base.suite.temperature > 0:
+        return
+    entries, records = store.load(trials.run)
+    limits: dict[str, int] = {}
+    for result in lossless.check(records, experiment.baseline).values():
+        for fork in result.forks:
+            if fork.margin is None and fork.position is not None:
+                limits[fork.prompt_id] = max(limits.get(fork.prompt_id, 0), fork.position + 1)
+    entry = next((entry for entry in entries if entry.key in {trial.key for trial in session.trials}), None)
+    if not limits or entry is None:
+        return
+    display.note(f"{len(limits)} prompts fork from the plain arm: asking the plain target how close its choice was")
+    directory = trials.run / "probe"
+    answers = probe(session, limits, make_runner(session.arm), directory, display, interrupt, entry.key)
+    trials.extend(entry, answers)
+
+
+def _requests(trial: Trial, session: ServerSession) -> int:
+    return len(session.arm.suite.prompts) + warmup_count(trial, session.arm.suite)
+
+
+def _report_failure(failure: ServerFailure, place: str, display: Display, progress: _Progress) -> None:
+    progress.failures.append((place, failure))
+    display.note(f"{place}: {failure}" + (f"\n  log: {failure.log}" if failure.log else ""), style="bold red")
+
+
+def _write_setup(experiment: Experiment, plan: Plan, described: dict[str, object], directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    config = mask(experiment.model_dump(mode="json"))
+    (directory / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+    (directory / "environment.json").write_text(json.dumps(mask(described), indent=1) + "\n")
+    outline = {
+        "key": plan.key,
+        "missing": plan.missing,
+        "sessions": [
+            {
+                "index": session.index,
+                "arm": session.arm.name,
+                "key": session.key,
+                "server": mask(session.server),
+                "trials": [
+                    {"key": one.key, "repeat": one.repeat, "load": one.load.model_dump(), "position": one.position}
+                    for one in session.trials
+                ],
+            }
+            for session in plan.sessions
+        ],
+    }
+    (directory / "plan.json").write_text(json.dumps(outline, indent=1) + "\n")
+
+
+def _stopped(progress: _Progress, plan: Plan, directory: Path, console: Console) -> int:
+    assert progress.interrupted is not None
+    entries, _ = store.load(directory)
+    console.print(
+        f"Stopped by {progress.interrupted}. The server is stopped and every record is kept in {directory}.\n"
+        f"{len(entries)} of {len(plan.trials)} trials are finished; the same command measures the others only.",
+        style="yellow",
+        highlight=False,
+    )
+    return 128 + progress.interrupted.signum
+
+
+def _show(
+    experiment: Experiment,
+    plan: Plan,
+    directory: Path,
+    described: dict[str, object],
+    progress: _Progress,
+    console: Console,
+) -> int:
+    """Summary, report, MLflow, table. The records are on disk: whatever fails here, the same command shows it again."""
+    from orchestrator import report, summary
+    from orchestrator.report import table
+
+    entries, records = store.load(directory)
+    measured = {entry.server.arm for entry in entries}
+    failed = {arm: str(failure) for arm, failure in progress.failures if arm not in measured}
+    plan = replace(plan, missing={**plan.missing, **failed})
+    gathered = facts.gather(experiment, plan, entries, progress.status, environment.machine(), described)
+    result = summary.summarize(records, gathered)
+    write_summary(result, directory / "summary.json")
+    report.write(result, directory)
+    logged = _track(result, experiment, directory, console)
+    console.print(table.render(result))
+    console.print(f"Report:  {directory / 'report.html'}\nRecords: {directory}", highlight=False)
+    if logged and experiment.tracking.kind == "mlflow":
+        console.print(f"Browse:  mlflow ui --backend-store-uri {experiment.tracking.uri}", highlight=False)
+    return 0 if logged and not progress.failures and _right(result, experiment) else 1
+
+
+def _track(result: Summary, experiment: Experiment, directory: Path, console: Console) -> bool:
+    """False where the result could not be logged: an outage of MLflow must cost neither the table nor a record."""
+    if experiment.tracking.kind == "none":
+        return True
+    from orchestrator import tracking
+
+    try:
+        tracking.log(result, experiment, directory)
+    except Exception as problem:
+        console.print(
+            f"MLflow did not take the result ({type(problem).__name__}: {problem}). Nothing is lost: the same command "
+            "measures nothing again and logs it.",
+            style="bold red",
+            highlight=False,
+        )
+        return False
+    return True
+
+
+def _right(result: Summary, experiment: Experiment) -> bool:
+    """Every request ended well, and no output differs without an excuse."""
+    for arm in result.arms:
+        if any(outcome != "ok" for point in arm.points for outcome in point.metrics.outcomes):
+            return False
+        lossy = not experiment.configs[arm.name].verification.lossless
+        if arm.lossless and not arm.baseline and not lossy and not arm.lossless.ok:
+            return False
+    return True

@@ -1,0 +1,244 @@
+"""One server session: start the server, warm it up, send the requests of its trials, stop it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain, cycle, islice, zip_longest
+from pathlib import Path
+from typing import Literal
+
+import aiohttp
+
+from orchestrator.client import Request, Sampling, closed_loop, connect
+from orchestrator.interrupt import Interrupt
+from orchestrator.plan import ServerSession, Trial
+from orchestrator.progress import Display, trial_line
+from orchestrator.records import RequestRecord
+from orchestrator.schema import ArmConfig, Prompt, Suite
+from orchestrator.store import ServerFacts, Store
+from orchestrator.template import ChatTemplate, TemplateFailure
+from runners.base import Runner, ServerFailure, ServerHandle
+
+_FLUSH_WAIT_S = 5.0
+_DEATH_WAIT_S = 2.0
+
+
+def measure(
+    session: ServerSession, todo: Sequence[Trial], runner: Runner, store: Store, display: Display, interrupt: Interrupt
+) -> None:
+    """Measure the trials ``todo`` of a session. Raises ServerFailure and Interrupted; what had ended is kept.
+
+    Whatever happens, the server is stopped before this returns.
+    """
+    arm = session.arm
+    directory, file = store.open_session(session.index, arm.name)
+    started, clock = time.time(), time.perf_counter()
+
+    def on_status(text: str) -> None:
+        interrupt.check()
+        display.status(f"{arm.name}: {text}")
+
+    on_status("starting the server")
+    handle = runner.start(session.server, directory, on_status)
+    try:
+        ready_s = time.perf_counter() - clock
+        display.note(f"{arm.name}: server ready after {ready_s:.1f} s (start {session.index + 1}, {handle.url})")
+        texts = _texts(arm, handle)
+        for trial in todo:
+            place = f"{arm.name} · repeat {trial.repeat + 1} of {arm.suite.repeats} · load {trial.load.concurrency}"
+            records: list[RequestRecord] = []
+
+            def keep(record: RequestRecord, into: list[RequestRecord] = records) -> None:
+                file.append(record)
+                into.append(record)
+                display.advance()
+                if record.outcome in ("error", "truncated") and (failure := runner.failure(handle)):
+                    raise failure
+
+            interrupt.run(_trial(handle, trial, arm, texts, keep, partial(_status, display, place)))
+            measured = [record for record in records if record.phase == "measure"]
+            well = all(record.outcome == "ok" for record in measured)
+            if not well:
+                _raise_if_dead(runner, handle)
+            facts = ServerFacts(
+                session_index=session.index,
+                arm=arm.name,
+                command=handle.command,
+                identity=handle.identity,
+                started=started,
+                ready_s=ready_s,
+                peak_memory_bytes=runner.peak_memory_bytes(handle),
+            )
+            store.finish(trial.key, file, len(measured), facts, reusable=well)
+            display.note(trial_line(place, measured))
+    finally:
+        display.status(f"{arm.name}: stopping the server")
+        runner.stop(handle)
+        file.close()
+
+
+def probe(
+    session: ServerSession, limits: Mapping[str, int], runner: Runner, directory: Path, display: Display,
+    interrupt: Interrupt, trial_key: str,
+) -> list[RequestRecord]:
+    """Start the plain server once more and ask it for the two likeliest tokens at each output position.
+
+    ``limits``: prompt id -> tokens to generate. Not timed, so never mixed with what was measured.
+    """
+    arm = session.arm
+    directory.mkdir(parents=True, exist_ok=True)
+
+    def on_status(text: str) -> None:
+        interrupt.check()
+        display.status(f"margins of {arm.name}: {text}")
+
+    handle = runner.start(session.server, directory, on_status)
+    records: list[RequestRecord] = []
+    try:
+        texts = _texts(arm, handle)
+        requests = [
+            _request(arm, prompt, texts[prompt.id], 0, trial_key, session.index, "probe", limits[prompt.id])
+            for prompt in arm.suite.prompts
+            if prompt.id in limits
+        ]
+
+        async def ask() -> None:
+            async with connect(handle.url, 1) as client:
+                await closed_loop(client, requests, 1, arm.load.request_timeout_s, records.append)
+
+        interrupt.run(ask())
+    finally:
+        runner.stop(handle)
+    return [record for record in records if record.outcome == "ok"]
+
+
+def warmup_prompts(suite: Suite, count: int) -> list[Prompt]:
+    """``count`` prompts that touch every category before any a second time."""
+    categories: dict[str, list[Prompt]] = {}
+    for prompt in suite.prompts:
+        categories.setdefault(prompt.category, []).append(prompt)
+    spread = [prompt for prompt in chain.from_iterable(zip_longest(*categories.values())) if prompt is not None]
+    return list(islice(cycle(spread), count))
+
+
+def warmup_count(trial: Trial, suite: Suite) -> int:
+    """Requests before a trial: what the load asks for, but a full batch and each category at least; 0 turns it off."""
+    load = trial.load
+    if load.warmup_requests == 0:
+        return 0
+    return max(load.warmup_requests, load.concurrency, len({prompt.category for prompt in suite.prompts}))
+
+
+def request_seed(suite: Suite, prompt: Prompt, repeat: int) -> int:
+    """Sampling seed of a request, equal in every arm and different for every prompt and repeat."""
+    digest = hashlib.sha256(f"{suite.seed}/{prompt.id}/{repeat}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1  # servers take a positive 32-bit integer
+
+
+async def _trial(
+    handle: ServerHandle,
+    trial: Trial,
+    arm: ArmConfig,
+    texts: Mapping[str, str],
+    keep: Callable[[RequestRecord], None],
+    status: Callable[[str], None],
+) -> None:
+    load = trial.load
+    suite = arm.suite
+
+    def requests(prompts: Sequence[Prompt], phase: Literal["warmup", "measure"]) -> Iterator[Request]:
+        for prompt in prompts:
+            limit = suite.token_limit(arm.target.name)
+            yield _request(arm, prompt, texts[prompt.id], trial.repeat, trial.key, trial.session_index, phase, limit)
+
+    async with connect(handle.url, load.concurrency) as client:
+        count = warmup_count(trial, suite)
+        if count:
+            status("warming up")
+            warm: list[RequestRecord] = []
+
+            def keep_warm(record: RequestRecord) -> None:
+                warm.append(record)
+                keep(record)
+
+            prompts = warmup_prompts(suite, count)
+            await closed_loop(client, requests(prompts, "warmup"), load.concurrency, load.request_timeout_s, keep_warm)
+            if all(record.outcome != "ok" for record in warm):
+                raise ServerFailure("warmup", f"no warm-up request ended well; the first: {warm[0].error}", handle.log)
+        await _flush(client, handle)
+        status("measuring")
+        await closed_loop(client, requests(suite.prompts, "measure"), load.concurrency, load.request_timeout_s, keep)
+
+
+async def _flush(client: aiohttp.ClientSession, handle: ServerHandle) -> None:
+    """Empty the prefix cache, so that no trial profits from the one before; refused while the server is not idle."""
+    waited = 0.0
+    while True:
+        try:
+            async with client.post("/flush_cache") as response:
+                if response.status == 200:
+                    return
+                said = f"HTTP {response.status}"
+        except aiohttp.ClientError as problem:
+            said = f"{type(problem).__name__}: {problem}"
+        if waited >= _FLUSH_WAIT_S:
+            message = f"/flush_cache did not succeed within {_FLUSH_WAIT_S:g} s ({said})"
+            raise ServerFailure("flush", message, handle.log)
+        await asyncio.sleep(0.2)
+        waited += 0.2
+
+
+def _request(
+    arm: ArmConfig, prompt: Prompt, text: str, repeat: int, trial_key: str, session_index: int,
+    phase: Literal["warmup", "measure", "probe"], limit: int,
+) -> Request:
+    suite = arm.suite
+    return Request(
+        text=text,
+        sampling=Sampling(
+            max_new_tokens=limit,
+            temperature=suite.temperature,
+            top_p=suite.top_p,
+            top_k=suite.top_k,
+            seed=request_seed(suite, prompt, repeat),
+            ignore_eos=suite.ignore_eos,
+            stop=suite.stop,
+        ),
+        trial_key=trial_key,
+        arm=arm.name,
+        session_index=session_index,
+        phase=phase,
+        prompt_id=prompt.id,
+        category=prompt.category,
+        repeat=repeat,
+    )
+
+
+def _texts(arm: ArmConfig, handle: ServerHandle) -> dict[str, str]:
+    """Prompt id -> the text that is sent, rendered with the template of the tokenizer that the server loaded."""
+    try:
+        folder = Path(handle.identity["tokenizer_path"])
+        template = ChatTemplate(folder, Path(arm.target.chat_template) if arm.target.chat_template else None)
+        return {
+            prompt.id: template.render([message.model_dump() for message in prompt.messages], arm.suite.enable_thinking)
+            for prompt in arm.suite.prompts
+        }
+    except (TemplateFailure, OSError) as problem:
+        raise ServerFailure("chat_template", str(problem), handle.log) from problem
+
+
+def _status(display: Display, place: str, text: str) -> None:
+    display.status(f"{place}: {text}")
+
+
+def _raise_if_dead(runner: Runner, handle: ServerHandle) -> None:
+    """A connection breaks a moment before its process is gone: look again before blaming the requests."""
+    deadline = time.monotonic() + _DEATH_WAIT_S
+    while time.monotonic() < deadline:
+        if failure := runner.failure(handle):
+            raise failure
+        time.sleep(0.1)

@@ -1,0 +1,71 @@
+"""What a person sees while servers are measured: a live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from orchestrator import acceptance, metrics
+from orchestrator.records import RequestRecord
+
+
+class Display:
+    """Notes stay, the status is replaced by the next one."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        """``total``: requests that will be measured, warm-up included."""
+        self.console = console
+        self._live = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("requests,"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._live.add_task("", total=total)
+        self._shown = ""
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def note(self, text: str, style: str | None = None) -> None:
+        """A line that stays."""
+        self.console.print(text, style=style, markup=False, highlight=False)
+
+    def status(self, text: str) -> None:
+        """What is going on now."""
+        self._live.update(self._task, description=text)
+        if not self.console.is_terminal and self._shown != (words := re.sub(r"\d+", "", text)):
+            self._shown = words  # a counter that moves is no news in a log
+            self.note(text)
+
+    def advance(self) -> None:
+        """One request more has ended."""
+        self._live.advance(self._task)
+
+
+def trial_line(place: str, records: Sequence[RequestRecord]) -> str:
+    """One line about a finished trial."""
+    figures = metrics.compute(records)
+    parts = [place, f"{figures.requests} requests in {figures.wall_s or 0:.1f} s"]
+    if figures.output_tok_s:
+        parts.append(f"{figures.output_tok_s:.1f} tok/s")
+    accepted = acceptance.pooled(metrics.measured(records))
+    if accepted:
+        parts.append(f"tau {accepted.tau:.2f}")
+    failed = {outcome: count for outcome, count in figures.outcomes.items() if outcome != "ok"}
+    if failed:
+        parts.append("not well ended: " + ", ".join(f"{count} {outcome}" for outcome, count in failed.items()))
+    return " · ".join(parts)
