@@ -208,9 +208,7 @@ def disagreement(record: RequestRecord) -> str | None:
         claimed = spec.spec_num_correct_drafts
         return f"the histogram holds {weighted} correct drafts, spec_num_correct_drafts is {claimed}"
     plain_last = (
-        record.finish_reason == "length"
-        and seen.last_committed == 1
-        and seen.verify_steps == spec.spec_verify_ct + 1
+        record.finish_reason == "length" and seen.last_committed == 1 and seen.verify_steps == spec.spec_verify_ct + 1
     )
     if plain_last:
         seen = _recount([tokens for _, tokens in record.chunks[:-1]])

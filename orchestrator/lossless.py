@@ -88,8 +88,7 @@ def check(records: Iterable[RequestRecord], plain_arm: str) -> dict[str, Lossles
             if record.outcome == "ok":
                 outputs[record.arm][record.prompt_id].append(record)
     references = {
-        prompt: min(candidates, key=lambda record: record.repeat)
-        for prompt, candidates in outputs[plain_arm].items()
+        prompt: min(candidates, key=lambda record: record.repeat) for prompt, candidates in outputs[plain_arm].items()
     }
     results = {}
     for arm, own in asked.items():

@@ -82,8 +82,13 @@ def measure(
 
 
 def probe(
-    session: ServerSession, limits: Mapping[str, int], runner: Runner, directory: Path, display: Display,
-    interrupt: Interrupt, trial_key: str,
+    session: ServerSession,
+    limits: Mapping[str, int],
+    runner: Runner,
+    directory: Path,
+    display: Display,
+    interrupt: Interrupt,
+    trial_key: str,
 ) -> list[RequestRecord]:
     """Start the plain server once more and ask it for the two likeliest tokens at each output position.
 
@@ -193,8 +198,14 @@ async def _flush(client: aiohttp.ClientSession, handle: ServerHandle) -> None:
 
 
 def _request(
-    arm: ArmConfig, prompt: Prompt, text: str, repeat: int, trial_key: str, session_index: int,
-    phase: Literal["warmup", "measure", "probe"], limit: int,
+    arm: ArmConfig,
+    prompt: Prompt,
+    text: str,
+    repeat: int,
+    trial_key: str,
+    session_index: int,
+    phase: Literal["warmup", "measure", "probe"],
+    limit: int,
 ) -> Request:
     suite = arm.suite
     return Request(

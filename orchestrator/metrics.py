@@ -97,10 +97,7 @@ def request_tok_s(record: RequestRecord) -> float | None:
 
 def inter_token_gaps(record: RequestRecord) -> list[tuple[float, int]]:
     """(seconds since the chunk before, tokens it brought) for each chunk after the first."""
-    return [
-        (later - earlier, after - before)
-        for (earlier, before), (later, after) in pairwise(record.chunks)
-    ]
+    return [(later - earlier, after - before) for (earlier, before), (later, after) in pairwise(record.chunks)]
 
 
 def ngram_counts(ids: Sequence[int], n: int = NGRAM) -> tuple[int, int]:

@@ -131,9 +131,7 @@ async def _stream(fake: Fake, request: web.Request, body: dict[str, Any], fault:
     return response
 
 
-def _event(
-    fake: Fake, ids: list[int], before: int, end: int, step: int, last: bool, fault: Fault
-) -> dict[str, Any]:
+def _event(fake: Fake, ids: list[int], before: int, end: int, step: int, last: bool, fault: Fault) -> dict[str, Any]:
     shown = ids[before:end] if fake.incremental else ids[:end]
     reason: dict[str, Any] | None = {"type": "length", "length": len(ids)} if last else None
     if last and fault == "abort":

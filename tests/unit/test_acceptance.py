@@ -8,9 +8,7 @@ from orchestrator.acceptance import by_category, disagreement, independent, pool
 from tests.record_factory import counters, record
 
 # Block of 4: three drafts a step. 10 steps: 2 with none correct, 3 with one, 1 with two, 4 with three.
-SHORT = record(
-    prompt_id="a", category="short", completion_tokens=27, spec=counters([2, 3, 1, 4], 30), arm="spec"
-)
+SHORT = record(prompt_id="a", category="short", completion_tokens=27, spec=counters([2, 3, 1, 4], 30), arm="spec")
 # 5 steps, all three drafts correct in each.
 LONG = record(prompt_id="b", category="long", completion_tokens=21, spec=counters([0, 0, 0, 5], 15), arm="spec")
 

@@ -8,7 +8,12 @@ from orchestrator.store import ServerFacts, Store, load
 from tests.record_factory import record
 
 SERVER = ServerFacts(
-    session_index=0, arm="plain", command=["serve"], identity={"version": "1"}, started=1.0, ready_s=2.0,
+    session_index=0,
+    arm="plain",
+    command=["serve"],
+    identity={"version": "1"},
+    started=1.0,
+    ready_s=2.0,
     peak_memory_bytes=3,
 )
 
