@@ -1,9 +1,9 @@
 """Training prompts for the miniature drafters: what people ask a small assistant, made from a seed.
 
 The text a drafter learns from is the target's own answer to these prompts, so their breadth decides how well it drafts.
-They come from request templates and topics (`data/`), made-up passages (`passages.py`), numbers (`numbers.py`), and the
-source and documentation of Python's standard library (`stdlib_prompts`). Everything is deterministic, and
-`prompts(seed, n)` is a prefix of `prompts(seed, m)` for n < m. Standard library only.
+They come from request templates and topics (`data/`), longer briefs (`detailed.py`), made-up passages (`passages.py`),
+numbers (`numbers.py`), and the source and documentation of Python's standard library (`stdlib_prompts`). Everything is
+deterministic, and `prompts(seed, n)` is a prefix of `prompts(seed, m)` for n < m. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,24 +19,13 @@ from itertools import accumulate, islice
 from pathlib import Path
 from random import Random
 
-from runners.engine.training import numbers, passages
+from runners.engine.training import detailed, numbers, passages
 
 DATA = Path(__file__).parent / "data"
 _SLOT = re.compile(r"\{(\w+?)([23]?)\}")
 _VERB = re.compile(r"\b(is|does|has|was) (?=\{)", re.IGNORECASE)
 _PLURAL = {"is": "are", "does": "do", "has": "have", "was": "were"}
 _SINGULAR = {"person", "country", "city", "character", "history", "sport", "function", "dish", "product"}
-_OWN_MATERIAL: tuple[tuple[Callable[[Random], str], float], ...] = (
-    (numbers.word_problem, 14.0),
-    (numbers.arithmetic, 7.0),
-    (numbers.conversion, 5.0),
-    (numbers.puzzle, 5.0),
-    (passages.on_passage, 15.0),
-    (passages.extract, 5.0),
-    (passages.classify, 3.0),
-    (passages.on_table, 7.0),
-    (passages.choose, 3.0),
-)
 _WISHES = (
     "Keep it short.|Answer in one sentence.|Answer in two or three sentences.|Use simple words.|Use a numbered list.|"
     "Use bullet points.|Give an example.|Be as detailed as you can.|Explain step by step.|In one paragraph, please.|"
@@ -119,6 +108,24 @@ def _style(text: str, r: Random) -> str:
     elif roll < 0.34 and text.endswith("?"):
         text = "Can you tell me: " + text[0].lower() + text[1:]
     return text
+
+
+def _brief(r: Random) -> str:
+    return detailed.detailed(r, topics())
+
+
+_OWN_MATERIAL: tuple[tuple[Callable[[Random], str], float], ...] = (
+    (_brief, 28.0),
+    (numbers.word_problem, 12.0),
+    (numbers.arithmetic, 7.0),
+    (numbers.conversion, 5.0),
+    (numbers.puzzle, 5.0),
+    (passages.on_passage, 15.0),
+    (passages.extract, 5.0),
+    (passages.classify, 3.0),
+    (passages.on_table, 7.0),
+    (passages.choose, 3.0),
+)
 
 
 def _stream(seed: int) -> Iterator[str]:
