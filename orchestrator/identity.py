@@ -1,7 +1,7 @@
 """Identity is content: a trial's key is a hash of all that can change its result.
 
-Names of files and folders, descriptions and where results are shown are not part of it; weights, engine sources, prompts,
-sampling, load, order and hardware are. A changed anything is another key, and is measured again.
+Names of files and folders, descriptions and where results are shown are not part of it; weights, engine sources,
+prompts, sampling, load, order and hardware are. A changed anything is another key, and is measured again.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from orchestrator.records import RECORD_SCHEMA
 from orchestrator.schema import ArmConfig, LoadPoint, Suite
 
 KEY_LENGTH = 20
+_LOADED = frozenset({".safetensors", ".json", ".bin", ".gguf", ".model", ".txt", ".jinja"})
 _ENGINE_PACKAGES = ("torch", "numba", "tokenizers")
 
 
@@ -54,8 +55,8 @@ def suite_content(suite: Suite, target: str) -> dict[str, Any]:
 
 
 def comparison_key(arms: Mapping[str, ArmConfig], order: str, facts: Mapping[str, Any]) -> str:
-    """Key of a comparison. It is part of its trials' keys: the plain arm of one comparison never stands in for the plain
-    arm of another, since ratios are formed inside a comparison only."""
+    """Key of a comparison. It is part of its trials' keys: the plain arm of one comparison never stands in for that of
+    another, since ratios are formed inside a comparison only."""
     content = {name: [arm_content(arm, facts), arm.load.model_dump(mode="json")] for name, arm in arms.items()}
     return content_hash(
         {
@@ -111,13 +112,13 @@ def _version(package: str) -> str | None:
 def weights_hash(path: str) -> str | None:
     """Content of a local model folder or file; None for a name that is fetched, which its revision identifies.
 
-    Files up to 64 MB are hashed whole. Larger ones count by name, size and time of change: hashing 54 GB for a plan
-    would take minutes.
+    Only files that a model is loaded from count, not its card. Files up to 64 MB are hashed whole, larger ones count by
+    name, size and time of change: hashing 54 GB for a plan would take minutes.
     """
     local = local_path(path)
     if local is None or not local.exists():
         return None
-    files = sorted(file for file in local.rglob("*") if file.is_file()) if local.is_dir() else [local]
+    files = sorted(file for file in local.rglob("*") if file.suffix in _LOADED) if local.is_dir() else [local]
     entries: list[list[str | int]] = []
     for file in files:
         status = file.stat()

@@ -29,6 +29,20 @@ class ConfigError(ValueError):
         self.hint = hint
         super().__init__(self.text())
 
+    @classmethod
+    def unknown(cls, key: str, allowed: Iterable[str]) -> ConfigError:
+        """A dotted key that the configuration does not have; ``allowed`` are the names that may stand in its place."""
+        parents, _, name = key.rpartition(".")
+        allowed = tuple(allowed)
+        near = nearest(name, allowed)
+        joined = f"{parents}.{near}" if parents and near else near
+        return cls(key, "is not a key of the configuration", allowed=allowed, nearest=joined)
+
+    def within(self, where: str) -> ConfigError:
+        """The same error, told of a part: ``arm dspine: drafter=dspin: ...``."""
+        key = f"{where}: {self.key}" if self.key else where
+        return ConfigError(key, self.problem, allowed=self.allowed, nearest=self.nearest, hint=self.hint)
+
     def text(self) -> str:
         """One to four lines, the first naming the key."""
         lines = [f"{self.key}: {self.problem}" if self.key else self.problem]

@@ -104,10 +104,12 @@ def make_plan(experiment: Experiment, facts: Mapping[str, Any], missing: Mapping
 def _load_points(arm: ArmConfig, backwards: bool) -> list[LoadPoint]:
     """The sweep over load, turned round in the second half as the arms are."""
     load = arm.load
+    categories = len({prompt.category for prompt in arm.suite.prompts})
     points = [
         LoadPoint(
             concurrency=concurrency,
-            warmup_requests=max(load.warmup_requests, concurrency) if load.warmup_requests else 0,
+            # Each kind of prompt once, and a full batch: a shape met for the first time would be measured cold.
+            warmup_requests=max(load.warmup_requests, concurrency, categories) if load.warmup_requests else 0,
             request_timeout_s=load.request_timeout_s,
         )
         for concurrency in load.concurrency
@@ -116,38 +118,44 @@ def _load_points(arm: ArmConfig, backwards: bool) -> list[LoadPoint]:
 
 
 def differences(experiment: Experiment) -> dict[str, dict[str, Any]]:
-    """Dotted keys in which the arms' used values differ -> arm -> value (absent where an arm has no such value)."""
+    """Dotted keys in which the arms' used values differ -> arm -> value (absent where an arm has no such value).
+
+    What a drafter's file brings along (server flags, environment, image) counts as the drafter's.
+    """
     flat = {name: dict(_flatten(_compared(arm))) for name, arm in experiment.configs.items()}
-    keys = sorted({key for values in flat.values() for key in values})
     found: dict[str, dict[str, Any]] = {}
-    for key in keys:
+    for key in sorted({key for values in flat.values() for key in values}):
         values = {name: arm[key] for name, arm in flat.items() if key in arm}
-        if len(values) < len(flat) or any(value != next(iter(values.values())) for value in values.values()):
+        # An arm without a drafter verifies nothing: that it has no verification mode follows from the drafter.
+        able = [name for name, arm in experiment.configs.items() if arm.drafter.speculates or not _verifies(key)]
+        if len(values) < len(able) or any(value != next(iter(values.values())) for value in values.values()):
             found[key] = values
     return found
 
 
 def unexpected_differences(experiment: Experiment) -> dict[str, dict[str, Any]]:
-    """``differences`` outside ``varies``: each is a question of fairness. Verification follows the drafter, since an arm
-    without a drafter has none."""
-    varies = set(experiment.varies)
-    allowed = tuple(varies | ({"verification"} if "drafter" in varies and _same_mode(experiment) else set()))
+    """``differences`` outside ``varies``: each is a question of fairness."""
     return {
         key: values
         for key, values in differences(experiment).items()
-        if not any(key == name or key.startswith(f"{name}.") for name in allowed)
+        if not any(key == name or key.startswith(f"{name}.") for name in experiment.varies)
     }
 
 
-def _same_mode(experiment: Experiment) -> bool:
-    speculating = [arm for arm in experiment.configs.values() if arm.drafter.speculates]
-    return all(arm.verification == speculating[0].verification for arm in speculating)
+def _verifies(key: str) -> bool:
+    return key.startswith(("verification.", "attention.draft_backend"))
 
 
 def _compared(arm: ArmConfig) -> dict[str, Any]:
     sent = arm.suite.model_dump(mode="json", exclude={"prompts", "description"})
     sent["prompts"] = content_hash([prompt.model_dump(mode="json") for prompt in arm.suite.prompts])
     server = {key: value for key, value in arm.server.items() if key != "engine"}
+    if "server_args" in server:
+        drafter = arm.drafter
+        server["server_args"] = {**arm.target.server_args, **arm.server_args}
+        server["env"] = {**arm.target.env, **arm.env}
+        server["drafter"] = {**server["drafter"], "server_args": drafter.server_args, "env": drafter.env}
+        server["runner"] = {**server["runner"], "image": getattr(arm.runner, "image", None)}
     return {**server, "suite": sent, "load": arm.load.model_dump(mode="json")}
 
 

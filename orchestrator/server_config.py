@@ -11,13 +11,14 @@ from typing import Any
 from orchestrator.names import ConfigError, nearest
 from orchestrator.paths import local_path
 from orchestrator.schema.experiment import ArmConfig
-from orchestrator.schema.server import Drafter, Verification
+from orchestrator.schema.server import KNOBS, Drafter, Verification
 
 _EMBEDDED_TARGET = (
     "name", "path", "revision", "sha256", "dtype", "context_length", "max_running_requests", "tokenizer_path",
     "chat_template",
 )  # fmt: skip
 _EMBEDDED_KNOBS = frozenset({"block_size", "ngram_min", "ngram_max"})
+_SGLANG_KNOBS = KNOBS - {"ngram_min", "ngram_max"}
 _SGLANG_UNUSED_TARGET = frozenset({"plain_tok_s", "server_args", "env"})
 _MODE_USES: dict[str, tuple[str, ...]] = {
     "static": (),
@@ -26,6 +27,40 @@ _MODE_USES: dict[str, tuple[str, ...]] = {
     "cap_accept": (),
     "compact": ("sps_table",),
 }
+_MANAGED_FLAGS = {
+    "attention-backend": "attention.backend",
+    "chat-template": "target.chat_template",
+    "context-length": "target.context_length",
+    "dtype": "target.dtype",
+    "host": "runner",
+    "kv-cache-dtype": "target.kv_cache_dtype",
+    "max-running-requests": "target.max_running_requests",
+    "mem-fraction-static": "target.mem_fraction_static",
+    "model-path": "target.path",
+    "port": "runner.port",
+    "quantization": "target.quantization",
+    "random-seed": "seed",
+    "reasoning-parser": "target.reasoning_parser",
+    "revision": "target.revision",
+    "speculative-accept-threshold-acc": "verification.accept_threshold_acc",
+    "speculative-accept-threshold-single": "verification.accept_threshold_single",
+    "speculative-algorithm": "drafter.algorithm",
+    "speculative-dflash-block-size": "drafter.block_size",
+    "speculative-draft-attention-backend": "attention.draft_backend",
+    "speculative-draft-model-path": "drafter.checkpoints",
+    "speculative-draft-model-quantization": "drafter.quantization",
+    "speculative-draft-window-size": "drafter.draft_window",
+    "speculative-dspark-block-size": "drafter.block_size",
+    "speculative-dspark-sps-table-path": "verification.sps_table",
+    "speculative-eagle-topk": "drafter.topk",
+    "speculative-num-draft-tokens": "drafter.draft_tokens",
+    "speculative-num-steps": "drafter.block_size",
+    "tokenizer-path": "target.tokenizer_path",
+    "tool-call-parser": "target.tool_call_parser",
+    "tp-size": "target.tp_size",
+    "trust-remote-code": "target.trust_remote_code",
+}
+"""Flags that have a key of their own: given twice, one of them would silently lose."""
 _RUNNER_UNUSED = frozenset({"ready_timeout_s", "start_s", "port"})
 """How a server is waited for, not what it is."""
 
@@ -73,7 +108,7 @@ def _drafter(arm: ArmConfig, embedded: bool) -> dict[str, Any]:
     drafter = arm.drafter
     if not drafter.speculates:
         return {"name": drafter.name, "algorithm": None, "proposed_tokens": 0, "verify_window": 1}
-    knobs = set(drafter.uses) & _EMBEDDED_KNOBS if embedded else set(drafter.uses)
+    knobs = _knobs(drafter, embedded)
     config: dict[str, Any] = {
         "name": drafter.name,
         "algorithm": drafter.embedded if embedded else drafter.algorithm,
@@ -99,30 +134,54 @@ def _verification(verification: Verification, embedded: bool) -> dict[str, Any]:
 
 
 def check_combination(arm: ArmConfig) -> None:
-    """Refuse what no engine can do by its own declaration. Raises ConfigError naming the arm."""
-    where = f"arm {arm.name}"
+    """Refuse what no engine can do by its own declaration. Raises ConfigError."""
     embedded = arm.runner.kind == "embedded"
-    engine = "the embedded engine" if embedded else "SGLang"
     backends = ("sdpa",) if embedded else ("fa3", "flashinfer", "triton")
     if arm.attention.backend not in backends:
         raise ConfigError(
-            f"{where}: attention={arm.attention.backend}",
-            f"{engine} does not have this attention backend",
+            f"attention={arm.attention.backend}",
+            f"{engine_name(arm)} does not have this attention backend",
             allowed=[f"attention={name}" for name in backends],
             hint=None if embedded else "sdpa is the embedded engine's: runner=embedded",
         )
+    if embedded and (arm.node.kind != "local" or arm.node.gpus or arm.node.expect_gpu):
+        raise ConfigError("node", "the embedded engine runs on the CPU of this machine", allowed=["node=local"])
     if arm.drafter.speculates:
-        _check_verification(arm, where, engine, embedded)
+        _check_verification(arm, embedded)
+    _check_flags(arm)
+    if (limit := arm.suite.token_limit(arm.target.name)) >= arm.target.context_length:
+        raise ConfigError(
+            "target.context_length",
+            f"{arm.target.context_length} leaves no room for a prompt beside {limit} new tokens",
+            hint=f"raise it, or lower suite.max_new_tokens.{arm.target.name}",
+        )
     load = max(arm.load.concurrency)
     if load > arm.target.max_running_requests:
         raise ConfigError(
-            f"{where}: load.concurrency={load}",
+            f"load.concurrency={load}",
             f"is above target.max_running_requests={arm.target.max_running_requests}: requests would queue",
             hint=f"target.max_running_requests={load}",
         )
 
 
-def _check_verification(arm: ArmConfig, where: str, engine: str, embedded: bool) -> None:
+def engine_name(arm: ArmConfig) -> str:
+    return "the embedded engine" if arm.runner.kind == "embedded" else "SGLang"
+
+
+def _check_flags(arm: ArmConfig) -> None:
+    for source, flags in (
+        ("server_args", arm.server_args),
+        ("target.server_args", arm.target.server_args),
+        ("drafter.server_args", arm.drafter.server_args),
+    ):
+        for flag in flags:
+            if flag in _MANAGED_FLAGS:
+                raise ConfigError(
+                    f"{source}.{flag}", "has a key of its own", hint=f"set {_MANAGED_FLAGS[flag]} instead"
+                )
+
+
+def _check_verification(arm: ArmConfig, embedded: bool) -> None:
     mode = arm.verification.mode
     modes = ("static", "dynamic", "relaxed") if embedded else ("static", "relaxed", "cap_accept", "compact")
     if arm.drafter.plugin is not None and not embedded:
@@ -130,28 +189,52 @@ def _check_verification(arm: ArmConfig, where: str, engine: str, embedded: bool)
     if mode not in modes:
         near = nearest(mode, modes)
         raise ConfigError(
-            f"{where}: verification={mode}",
-            f"{engine} does not have this mode with drafter={arm.drafter.name}",
+            f"verification={mode}",
+            f"{engine_name(arm)} does not have this mode with drafter={arm.drafter.name}",
             allowed=[f"verification={name}" for name in modes],
             nearest=f"verification={near}" if near else None,
         )
     if mode == "dynamic" and not arm.drafter.confidence_head:
         raise ConfigError(
-            f"{where}: verification=dynamic",
-            f"drafter={arm.drafter.name} has no confidence head, so its window cannot be cut",
-            hint="set it on the arm that has one: 'arms.dspine=[drafter=dspine,verification=dynamic]'",
+            "verification=dynamic",
+            f"drafter={arm.drafter.name} has no confidence head that could cut its window",
+            hint='choose it in the arms that have one: \'arms.dspine=["drafter=dspine","verification=dynamic"]\'',
         )
     if mode in ("cap_accept", "compact") and arm.drafter.algorithm != "DSPARK":
         raise ConfigError(
-            f"{where}: verification={mode}",
+            f"verification={mode}",
             f"SGLang acts on this mode for DSPARK only; {arm.drafter.algorithm} would silently verify the whole block",
             allowed=["verification=static", "verification=relaxed"],
         )
 
 
-def knobs(drafter: Drafter, embedded: bool) -> frozenset[str]:
+def uses(arm: ArmConfig, key: str) -> bool:
+    """Whether a dotted config key has any influence on what this arm serves, or on how it is served."""
+    top, _, rest = key.partition(".")
+    name, _, inner = rest.partition(".")
+    embedded, speculates = arm.runner.kind == "embedded", arm.drafter.speculates
+    if top in ("suite", "load", "runner", "seed"):
+        return True
+    if top in ("node", "server_args", "env"):
+        return not embedded
+    if top == "target":
+        return not embedded or name in (*_EMBEDDED_TARGET, "plain_tok_s")
+    if top == "attention":
+        return name == "backend" or (not embedded and speculates)
+    if not speculates:
+        return False
+    if top == "verification":
+        return name == "mode" or name in _MODE_USES[arm.verification.mode]
+    if name == "checkpoints":
+        return inner.partition(".")[0] in ("", arm.target.name)
+    if name in ("plugin", "server_args", "env"):
+        return not embedded
+    return name in _knobs(arm.drafter, embedded) or name not in KNOBS
+
+
+def _knobs(drafter: Drafter, embedded: bool) -> frozenset[str]:
     """Drafter keys that this drafter uses on this engine."""
-    return frozenset(drafter.uses) & _EMBEDDED_KNOBS if embedded else frozenset(drafter.uses)
+    return frozenset(drafter.uses) & (_EMBEDDED_KNOBS if embedded else _SGLANG_KNOBS)
 
 
 def _dump(model: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Typed models of the resolved configuration. Unknown keys and wrong types are refused; nothing here changes later."""
 
-from orchestrator.schema.experiment import ArmConfig, Experiment
+from orchestrator.schema.experiment import ARM_GROUPS, ARM_KEYS, ArmConfig, Experiment
 from orchestrator.schema.place import (
     AttachRunner,
     DockerRunner,
@@ -15,6 +15,8 @@ from orchestrator.schema.server import Attention, Checkpoint, Drafter, Plugin, T
 from orchestrator.schema.suite import Load, LoadPoint, Message, Prompt, Suite
 
 __all__ = [
+    "ARM_GROUPS",
+    "ARM_KEYS",
     "ArmConfig",
     "AttachRunner",
     "Attention",

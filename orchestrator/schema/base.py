@@ -22,8 +22,8 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 FlagValue = str | int | float | bool | None
 """Value of a free server flag; true is the bare flag, false and null leave it out."""
 
-Flags = dict[str, FlagValue]
-"""Free server flags: the flag without its dashes -> value."""
+Flags = dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")], FlagValue]
+"""Free server flags: the flag's full name without its leading dashes -> value."""
 
 
 def _number_as_text(value: Any) -> Any:

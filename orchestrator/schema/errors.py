@@ -24,7 +24,7 @@ def _explain_one(fault: dict[str, Any], model: type[BaseModel], data: Mapping[st
     key = ".".join(str(part) for part in path)
     kind, value, context = fault["type"], fault["input"], fault.get("ctx", {})
     if kind == "extra_forbidden":
-        return _unknown_key(path, model, data)
+        return ConfigError.unknown(key, known_keys(model, path[:-1], data))
     if kind == "missing":
         return ConfigError(key, "is missing")
     if kind == "literal_error":
@@ -35,19 +35,6 @@ def _explain_one(fault: dict[str, Any], model: type[BaseModel], data: Mapping[st
         return ConfigError(key, str(context["error"]))
     told = fault["msg"].removeprefix("Input ").replace("should be", "must be", 1).replace("should ", "must ", 1)
     return ConfigError(key, f"{_shown(value)}: {told}")
-
-
-def _unknown_key(path: Loc, model: type[BaseModel], data: Mapping[str, Any]) -> ConfigError:
-    parent, name = path[:-1], str(path[-1])
-    dotted = ".".join(str(part) for part in path)
-    allowed = known_keys(model, parent, data)
-    near = nearest(name, allowed)
-    return ConfigError(
-        dotted,
-        "is not a key of the configuration",
-        allowed=allowed,
-        nearest=".".join([*map(str, parent), near]) if near else None,
-    )
 
 
 def _wrong_value(key: str, value: Any, allowed: Iterable[str]) -> ConfigError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from orchestrator.names import nearest
 from orchestrator.schema.base import Env, Flags, Model, Name, Strings
@@ -40,6 +40,13 @@ class ArmConfig(Model):
         return server_config(self)
 
 
+ARM_KEYS = tuple(name for name in ArmConfig.model_fields if name not in ("name", "overrides"))
+"""Top-level config keys that an arm may choose for itself; the others concern the whole comparison."""
+
+ARM_GROUPS = tuple(name for name in ARM_KEYS if name not in ("seed", "server_args", "env"))
+"""Those of them that are config groups."""
+
+
 class Experiment(Model):
     """One comparison. Ratios are formed inside it only."""
 
@@ -64,6 +71,18 @@ class Experiment(Model):
     """Overrides of the user, the preset included, without hydra's own."""
     sweep: str | None = None
     """Tag shared by the comparisons of one multirun; None outside a multirun."""
+
+    @field_validator("varies")
+    @classmethod
+    def _keys_of_an_arm(cls, varies: tuple[str, ...]) -> tuple[str, ...]:
+        for key in varies:
+            if (top := key.partition(".")[0]) not in ARM_KEYS:
+                near = nearest(top, ARM_KEYS)
+                raise ValueError(
+                    f"'{key}' is not a key that arms can differ in; allowed: {', '.join(ARM_KEYS)} and their parts"
+                    + (f"; nearest: {near}" if near else "")
+                )
+        return varies
 
     @model_validator(mode="after")
     def _baseline_is_an_arm(self) -> Self:

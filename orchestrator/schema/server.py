@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
@@ -10,6 +10,11 @@ from orchestrator.names import ConfigError, nearest
 from orchestrator.schema.base import Env, Flags, Model, Name
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+Knob = Literal[
+    "block_size", "draft_window", "topk", "draft_tokens", "ngram_min", "ngram_max", "dtype", "quantization",
+]  # fmt: skip
+KNOBS: frozenset[str] = frozenset(get_args(Knob))
+"""Drafter keys that only some drafters have."""
 Positive = Annotated[int, Field(ge=1)]
 
 
@@ -69,22 +74,7 @@ class Drafter(Model):
     """SGLang's ``--speculative-algorithm``; None: no speculation."""
     embedded: str | None
     """Name of the drafter in the embedded engine; None: it has none."""
-    uses: Annotated[
-        tuple[
-            Literal[
-                "block_size",
-                "draft_window",
-                "topk",
-                "draft_tokens",
-                "ngram_min",
-                "ngram_max",
-                "dtype",
-                "quantization",
-            ],
-            ...,
-        ],
-        Field(strict=False),
-    ]
+    uses: Annotated[tuple[Knob, ...], Field(strict=False)]
     """Knobs that this drafter has. The others are dropped before identity is computed."""
     confidence_head: bool
     """Predicts its own acceptance, which ``verification=dynamic`` needs."""

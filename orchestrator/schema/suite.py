@@ -80,7 +80,7 @@ class Load(Model):
     concurrency: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False, min_length=1)]
     """Load points; each is one pass over the suite per repeat."""
     warmup_requests: Annotated[int, Field(ge=0)]
-    """Requests sent before each trial and not counted; at least a full batch (the concurrency) is sent when above 0."""
+    """Requests sent before each trial and not counted. Above 0: at least a full batch, and one of each category."""
     request_timeout_s: Annotated[float, Field(gt=0)]
 
     @field_validator("concurrency")

@@ -1,0 +1,125 @@
+"""What one Hydra job does: one comparison; and how jobs are started and what became of them.
+
+Hydra's own way of telling (an exception at the end of a sweep, of the first failed job only; nothing at all from some
+launchers) hides failures. Each job writes what became of it into its folder instead, and the command reads that.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from orchestrator import identity, preflight
+from orchestrator.compose import CONFIG_NAME, VERSION_BASE, load
+from orchestrator.names import ConfigError
+from orchestrator.overrides import Override
+from orchestrator.paths import conf_dir
+from orchestrator.plan import Plan, make_plan
+from orchestrator.plan_text import render
+from orchestrator.schema import Experiment
+
+OUTCOME = "outcome.json"
+_SIGNALLED = 128
+
+
+def start(arguments: Sequence[str]) -> int:
+    """Hands the jobs to Hydra. Returns 0 unless Hydra itself failed or a signal ended the run."""
+    import hydra
+
+    program, sys.argv = sys.argv, [sys.argv[0], *arguments]
+    try:
+        hydra.main(version_base=VERSION_BASE, config_path=str(conf_dir()), config_name=CONFIG_NAME)(task)()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    finally:
+        sys.argv = program
+    return 0
+
+
+def task(_: DictConfig) -> int:
+    """One comparison, inside a Hydra job. Returns its exit code; SystemExit ends a whole sweep after a signal."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    settings = HydraConfig.get()
+    directory = Path(settings.runtime.output_dir)
+    overrides = [str(text) for text in settings.overrides.task]
+    # --config-dir is one of Hydra's own overrides; the arms need it as well.
+    overrides += [text for text in settings.overrides.hydra if text.startswith("hydra.searchpath=")]
+    sweep = Path(settings.sweep.dir).name if settings.mode == RunMode.MULTIRUN else None
+    if sweep is not None:
+        print(f"\ncomparison {settings.job.num}: {_told(overrides)}", flush=True)
+    code, error = _measure(overrides, directory, sweep)
+    result = {"code": code, "error": error, "overrides": overrides}
+    (directory / OUTCOME).write_text(json.dumps(result, indent=1) + "\n")
+    if code >= _SIGNALLED:
+        raise SystemExit(code)
+    return code
+
+
+def _measure(overrides: Sequence[str], directory: Path, sweep: str | None) -> tuple[int, str | None]:
+    """Exit code, and in a few words what went wrong; a failed comparison must not end the others of a sweep."""
+    from orchestrator import execute
+
+    try:
+        experiment = load(overrides, sweep)
+        refuse(experiment)
+        code = execute.run(experiment, planned(experiment), directory)
+        return code, None if code == 0 else f"ended with exit code {code}"
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2, str(error)
+    except Exception as error:
+        traceback.print_exc()
+        return 1, f"{type(error).__name__}: {error}"
+
+
+def outcome(directory: Path, comparisons: int | None) -> int:
+    """Exit code of a run in ``directory``, or of a sweep of so many comparisons, whose failures are then named."""
+    if comparisons is None:
+        return int(_read(directory / OUTCOME)["code"])
+    results = [_read(file) for file in sorted(directory.glob(f"**/{OUTCOME}"), key=lambda file: _number(file.parent))]
+    failed = [result for result in results if result["code"] != 0]
+    lost = comparisons - len(results)
+    print(f"\nsweep {directory.name}: {comparisons - lost - len(failed)} of {comparisons} comparisons went well")
+    for result in failed:
+        print(f"  failed: {_told(result['overrides'])}: {result['error']}")
+    if lost:
+        print(f"  {lost} left no result in {directory}")
+    return 1 if failed or lost else 0
+
+
+def planned(experiment: Experiment) -> Plan:
+    """The plan on this machine, without the arms that cannot run where that is allowed."""
+    missing = preflight.missing_arms(experiment) if experiment.allow_missing_arms else {}
+    return make_plan(experiment, identity.gather(experiment.configs.values()), missing)
+
+
+def refuse(experiment: Experiment) -> None:
+    """Raises ConfigError for what cannot run here."""
+    preflight.check_machine(experiment)
+    preflight.refuse_missing(experiment, preflight.missing_arms(experiment))
+
+
+def print_plan(experiment: Experiment) -> None:
+    print(render(experiment, planned(experiment), preflight.missing_arms(experiment)))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    if not file.exists():
+        return {"code": 1, "error": "left no result", "overrides": []}
+    return dict(json.loads(file.read_text()))
+
+
+def _number(folder: Path) -> tuple[int, str]:
+    return (int(folder.name) if folder.name.isdigit() else sys.maxsize, folder.name)
+
+
+def _told(overrides: Sequence[str]) -> str:
+    return " ".join(text for text in overrides if not Override.of(text).of_hydra)

@@ -1,0 +1,127 @@
+"""The plan as text: arms, servers with their launch commands, trials in order, cost, keys."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from orchestrator.plan import Plan, unexpected_differences
+from orchestrator.schema import ArmConfig, Experiment
+from orchestrator.server_config import start_options
+
+
+def render(experiment: Experiment, plan: Plan, missing: Mapping[str, str]) -> str:
+    """Several lines; arms that cannot run (``missing``) are named with what they lack."""
+    base = experiment.configs[experiment.baseline]
+    lines = [f"experiment {experiment.name}: {experiment.description}", ""]
+    lines += _facts(base, experiment)
+    lines += [
+        "",
+        "arms",
+        *_table(["arm", "drafter", "block", "proposed", "verify window", "overrides"], _arms(experiment)),
+    ]
+    for arm, reason in missing.items():
+        lines.append(f"  arm {arm} cannot run: {reason}")
+    for key, values in unexpected_differences(experiment).items():
+        told = ", ".join(f"{arm}={value!r}" for arm, value in values.items())
+        lines.append(f"  fairness: {key} differs and is not in varies: {told}")
+    lines += ["", "servers"]
+    for session in {session.key: session for session in reversed(plan.sessions)}.values():
+        starts = [str(other.index) for other in plan.sessions if other.key == session.key]
+        lines.append(f"  {session.arm.name}  key {session.key}  start {' and '.join(starts)}")
+        lines.append(f"    {launch_command(session.arm)}")
+    lines += ["", "trials, in the order of measurement"]
+    header = ["start", "arm", "repeat", "in flight", "warm-up", "requests", "key"]
+    rows = [
+        [
+            str(session.index),
+            trial.arm,
+            str(trial.repeat),
+            str(trial.load.concurrency),
+            str(trial.load.warmup_requests),
+            str(len(session.arm.suite.prompts)),
+            trial.key,
+        ]
+        for session in plan.sessions
+        for trial in session.trials
+    ]
+    lines += _table(header, rows)
+    return "\n".join([*lines, "", cost(plan), f"comparison key {plan.key}", ""])
+
+
+def _facts(base: ArmConfig, experiment: Experiment) -> list[str]:
+    suite, load = base.suite, base.load
+    return [
+        f"  target        {base.target.name} ({base.target.dtype}), {base.target.path}",
+        f"  runner        {base.runner.kind}, node {base.node.kind}, attention {base.attention.backend}, "
+        f"verification {base.verification.mode}",
+        f"  suite         {suite.name}: {len(suite.prompts)} prompts x {suite.repeats}, at most "
+        f"{suite.token_limit(base.target.name)} tokens, temperature {suite.temperature:g}",
+        f"  load          {load.name}: {', '.join(map(str, load.concurrency))} in flight",
+        f"  order         {experiment.order}, baseline {experiment.baseline}, varies {', '.join(experiment.varies)}",
+    ]
+
+
+def _arms(experiment: Experiment) -> list[list[str]]:
+    return [
+        [
+            name,
+            arm.drafter.name,
+            str(arm.drafter.block_size) if arm.drafter.speculates and arm.drafter.block_size else "-",
+            str(arm.drafter.proposed_tokens),
+            str(arm.drafter.verify_window),
+            " ".join(arm.overrides),
+        ]
+        for name, arm in experiment.configs.items()
+    ]
+
+
+def launch_command(arm: ArmConfig) -> str:
+    """The command that starts the arm's server, ready for a shell; a sentence where its runner has none."""
+    if arm.runner.kind == "embedded":
+        try:
+            from runners.embedded import command
+        except ImportError:
+            return "(the embedded engine is not installed)"
+        return shlex.join(command(arm.server, start_options(arm).get("port") or 0))
+    if arm.runner.kind == "attach":
+        return f"(already running: {arm.runner.url})"
+    return f"(SGLang, runner={arm.runner.kind}: its exact command comes with that runner, in a later release)"
+
+
+def cost(plan: Plan) -> str:
+    """Starts, trials, requests and an upper estimate of time, at the plain speed of one request at a time."""
+    seconds = sum(_start_seconds(session.arm) for session in plan.sessions)
+    requests = warmups = 0
+    for session in plan.sessions:
+        arm = session.arm
+        limit = arm.suite.token_limit(arm.target.name)
+        for trial in session.trials:
+            requests += len(arm.suite.prompts)
+            warmups += trial.load.warmup_requests
+            sent = len(arm.suite.prompts) + trial.load.warmup_requests
+            seconds += sent * limit / arm.target.plain_tok_s
+    trials = sum(len(session.trials) for session in plan.sessions)
+    return (
+        f"{len(plan.sessions)} server starts, {trials} trials, {requests} requests and {warmups} to warm up; "
+        f"at most about {_duration(seconds)}, if every answer reaches its token limit at plain speed"
+    )
+
+
+def _start_seconds(arm: ArmConfig) -> float:
+    return arm.runner.start_s
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    table = [list(header), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(header))]
+    return [
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
+    ]
