@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,7 +36,12 @@ class ServerHandle:
 class Runner(Protocol):
     """Starts one server at a time. ``start`` raises ServerFailure; ``stop`` never leaves a process behind."""
 
-    def start(self, config: dict[str, Any], directory: Path, on_status: Any = None) -> ServerHandle: ...
+    def start(self, config: dict[str, Any], directory: Path, on_status: Callable[[str], None]) -> ServerHandle:
+        """Start the server of a server config and wait until it is ready; its log lies in ``directory``.
+
+        ``on_status`` is called several times a second with what the server is doing; what it raises ends the start.
+        """
+        ...
 
     def stop(self, handle: ServerHandle) -> None: ...
 
