@@ -1,0 +1,321 @@
+"""Train the miniature drafters: the target writes text, a block model learns to draft it.
+
+    python -m runners.engine.train generate --model FOLDER --out text-0.npz --seconds 240 --seed 0
+    python -m runners.engine.train fit --drafter dspine --model FOLDER --text text-0.npz --out DIR --seconds 900
+
+Meant for one GPU (minutes); both run on a CPU at a small scale, which the tests use. Prompts are those of
+``training/prompts.py`` and ones that the target itself makes up; whatever overlaps with a shipped suite is dropped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from runners.engine.drafters.block import BlockConfig, BlockModel, rope_tables
+from runners.engine.drafters.block_drafter import MODELS
+from runners.engine.training import objective
+from runners.engine.training.generate import BatchDecoder, Generated, batches_by_length
+
+END_OF_TURN = "<|im_end|>"
+TEMPERATURES = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.6, 0.8, 1.0)
+"""Greedy text weighs most, since acceptance is measured at temperature 0; the rest keeps sampling covered."""
+
+SIZES: dict[str, dict[str, Any]] = {
+    "dflash2": {
+        "architecture": "DFlash2DraftModel", "num_hidden_layers": 4, "intermediate_size": 768, "block_size": 8,
+        "extra": {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 22, "selector_top_k": 16},
+    },
+    "dspine": {
+        "architecture": "DSpineDraftModel", "num_hidden_layers": 5, "intermediate_size": 512, "block_size": 16,
+        "extra": {"transition_rank": 15, "candidates": 16},
+    },
+}  # fmt: skip
+"""Both under 24 MB in float16, two vocabulary-sized codebooks included."""
+
+BLOCK_MIX: dict[str, dict[int, float]] = {
+    "dflash2": {8: 0.8, 4: 0.1, 16: 0.1},
+    "dspine": {16: 0.8, 8: 0.1, 4: 0.1},
+}
+"""Each mostly at the block it is run at; the rest keeps a swept block size meaningful."""
+
+DECAY = {"dflash2": 4.0, "dspine": 5.0}
+
+
+def capture_layers(count: int) -> tuple[int, ...]:
+    """Four target layers from early to late; the last one is left out, since SGLang captures what enters a layer."""
+    return tuple(round(count * share) for share in (0.1, 0.4, 0.7, 0.93))
+
+
+def device_of() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+# Text -----------------------------------------------------------------------------------------------------------------
+
+
+def own_prompts(decoder: BatchDecoder, tokenizer: Any, prefix: list[int], end: int, seconds: float, seed: int) -> list[str]:
+    """Prompts that the target makes up itself after the opening of a user's turn (the Magpie method)."""
+    torch.manual_seed(seed)
+    found: dict[str, None] = {}
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        made = decoder.run([prefix] * decoder.rows, [1.0] * decoder.rows, min(72, decoder.columns - len(prefix)), end)
+        for row in range(decoder.rows):
+            ids = made.tokens[row, made.prompt_lengths[row] : made.lengths[row]]
+            if ids[-1] == end and 4 < len(ids):
+                found[tokenizer.decode(ids[:-1]).strip()] = None
+    return list(found)
+
+
+def generate(args: argparse.Namespace) -> None:
+    from transformers import AutoTokenizer
+
+    from runners.engine.training.overlap import SuiteFilter
+    from runners.engine.training.prompts import prompts as written_prompts
+    from runners.engine.training.prompts import stdlib_prompts
+
+    device = device_of()
+    started = time.monotonic()
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    end = tokenizer.convert_tokens_to_ids(END_OF_TURN)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    columns = args.prompt_tokens + args.new_tokens
+    decoder = BatchDecoder(args.model, device, args.rows, columns, dtype)
+    chat = tokenizer.apply_chat_template([{"role": "user", "content": "\x00"}], tokenize=False, add_generation_prompt=True)
+    before, after = chat.split("\x00")
+    opening = tokenizer(before, add_special_tokens=False)["input_ids"]
+    overlap = SuiteFilter()
+    made_up = own_prompts(decoder, tokenizer, opening, end, args.own_seconds, args.seed)
+    n = args.prompts
+    pool = [("written", p) for p in written_prompts(args.seed, n)]
+    pool += [("stdlib", p) for p in stdlib_prompts(args.seed, n // 5)]
+    pool += [("own", p) for p in made_up]
+    pool = [(kind, p) for kind, p in pool if not overlap.overlaps(p)]
+    random.Random(args.seed).shuffle(pool)
+    print(f"{len(made_up)} own prompts, pool {len(pool)}, {time.monotonic() - started:.0f} s", flush=True)
+    until = time.monotonic() + args.seconds
+    parts: list[Generated] = []
+    kinds: list[str] = []
+    cursor, rng = 0, random.Random(args.seed)
+    while cursor < len(pool) and (not parts or time.monotonic() < until):
+        group = pool[cursor : cursor + 8 * args.rows]
+        cursor += len(group)
+        ids = tokenizer([before + p + after for _, p in group], add_special_tokens=False)["input_ids"]
+        kept = [i for i, row in enumerate(ids) if len(row) <= args.prompt_tokens]
+        chosen = [ids[i] for i in kept]
+        for batch in batches_by_length(chosen, args.rows):
+            if parts and time.monotonic() > until:
+                break
+            temperatures = [rng.choice(TEMPERATURES) for _ in batch]
+            parts.append(decoder.run([chosen[i] for i in batch], temperatures, args.new_tokens, end))
+            kinds += [group[kept[i]][0] for i in batch]
+    tokens = np.concatenate([p.tokens for p in parts])
+    prompt_lengths = np.concatenate([p.prompt_lengths for p in parts])
+    lengths = np.concatenate([p.lengths for p in parts])
+    answers = tokenizer.batch_decode([t[a:b] for t, a, b in zip(tokens, prompt_lengths, lengths, strict=True)])
+    keep = np.array([length - prompt >= 4 for prompt, length in zip(prompt_lengths, lengths, strict=True)])
+    keep &= ~np.array([overlap.overlaps(answer) for answer in answers])
+    order = np.random.default_rng(args.seed).permutation(np.flatnonzero(keep))
+    np.savez(
+        args.out, tokens=tokens[order].astype(np.uint16), prompt_lengths=prompt_lengths[order], lengths=lengths[order],
+        temperatures=np.concatenate([p.temperatures for p in parts])[order], kinds=np.array(kinds)[order],
+    )  # fmt: skip
+    total = int((lengths - prompt_lengths)[order].sum())
+    print(f"{len(order)} sequences, {total} answer tokens, {len(keep) - len(order)} dropped, {time.monotonic() - started:.0f} s")
+
+
+# Training -------------------------------------------------------------------------------------------------------------
+
+
+class Text:
+    """Generated sequences; the first ``held_out`` greedy ones are never trained on."""
+
+    def __init__(self, files: list[Path], device: str, held_out: int) -> None:
+        loaded = [np.load(f) for f in files]
+        width = max(z["tokens"].shape[1] for z in loaded)
+        self.tokens = torch.from_numpy(
+            np.concatenate([np.pad(z["tokens"].astype(np.int32), ((0, 0), (0, width - z["tokens"].shape[1]))) for z in loaded])
+        ).to(device)
+        self.prompt_lengths, self.lengths = (
+            torch.from_numpy(np.concatenate([z[name] for z in loaded])).long().to(device)
+            for name in ("prompt_lengths", "lengths")
+        )
+        greedy = torch.from_numpy(np.concatenate([z["temperatures"] for z in loaded])) == 0
+        self.held_out = greedy.nonzero()[:held_out, 0].to(device)
+        training = torch.ones(len(greedy), dtype=torch.bool)
+        training[self.held_out.cpu()] = False
+        self.training = training.nonzero()[:, 0].to(device)
+
+    def rows(self, index: Tensor, states: Any) -> objective.Batch:
+        lengths, prompts = self.lengths[index], self.prompt_lengths[index]
+        width = int(lengths.max())
+        tokens = self.tokens[index, : -(-width // 8) * 8].long()
+        return objective.Batch(tokens, lengths, prompts, states(tokens))
+
+
+def target_states(folder: Path, layer_ids: tuple[int, ...], device: str) -> tuple[Any, Tensor, Any]:
+    """(tokens [B, S] -> features [B, S, layers * H], embedding [V, H], config) of the frozen target."""
+    from transformers import AutoModelForCausalLM
+
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval().requires_grad_(False)
+
+    @torch.no_grad()
+    def states(tokens: Tensor) -> Tensor:
+        hidden = model.model(tokens, output_hidden_states=True, use_cache=False).hidden_states
+        return torch.cat([hidden[i + 1] for i in layer_ids], -1)
+
+    return states, model.get_input_embeddings().weight.data, model.config
+
+
+def new_model(name: str, target: Any) -> BlockModel:
+    layers = target.num_hidden_layers
+    theta = target.rope_parameters["rope_theta"] if getattr(target, "rope_parameters", None) else target.rope_theta
+    size = SIZES[name]
+    model = MODELS[name](
+        BlockConfig(
+            hidden_size=target.hidden_size, vocab_size=target.vocab_size, num_attention_heads=6, num_key_value_heads=2,
+            head_dim=64, rope_theta=float(theta), rms_norm_eps=target.rms_norm_eps, mask_token_id=16,
+            target_layer_ids=capture_layers(layers), num_target_layers=layers,
+            **size,
+        )
+    )  # fmt: skip
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear) and module.weight.std() > 0.015:
+            torch.nn.init.normal_(module.weight, std=0.02)
+    torch.nn.init.constant_(model.norm.weight, 0.3)  # else the mask token's own embedding dominates the first logits
+    for layer in model.layers:  # depth enters gently
+        for out in (layer.self_attn.o_proj, layer.mlp.down_proj):  # type: ignore[union-attr]
+            torch.nn.init.normal_(out.weight, std=0.02 / math.sqrt(2 * len(model.layers)))  # type: ignore[union-attr, arg-type]
+    return model
+
+
+def evaluate(model: BlockModel, text: Text, states: Any, embedding: Tensor, block: int, rows: int) -> dict[str, Any]:
+    """Held-out acceptance at temperature 0: tau and per-position conditional rates."""
+    device = embedding.device
+    tables = rope_tables(model.config, 1024, device)
+    steps: list[int] = []
+    for start in range(0, len(text.held_out), rows):
+        batch = text.rows(text.held_out[start : start + rows], states)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            for own in objective.accepted_lengths(model, batch, block, embedding, embedding, tables):
+                steps += own
+    counts = np.bincount(steps, minlength=block)
+    reached = counts[::-1].cumsum()[::-1]
+    return {
+        "block": block, "sequences": len(text.held_out), "verify_steps": len(steps),
+        "tau": round(1 + float(np.mean(steps)), 4),
+        "position_rates": [round(float(reached[i + 1] / reached[i]), 4) if reached[i] else None for i in range(block - 1)],
+    }  # fmt: skip
+
+
+def save(model: BlockModel, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({k: v.half().cpu() for k, v in model.export().items()}, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(model.config.dump(model.section), indent=2) + "\n")
+
+
+def fit(args: argparse.Namespace) -> None:
+    device = device_of()
+    torch.manual_seed(args.seed)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    started = time.monotonic()
+    layer_count = json.loads((args.model / "config.json").read_text())["num_hidden_layers"]
+    states, embedding, target = target_states(args.model, capture_layers(layer_count), device)
+    text = Text(args.text, device, args.held_out)
+    model = new_model(args.drafter, target).to(device)
+    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters, {len(text.training)} sequences", flush=True)
+    codebooks = list(model.transition.parameters())
+    rest = [p for p in model.parameters() if not any(p is c for c in codebooks)]
+    optimizer = torch.optim.AdamW(
+        [{"params": rest, "weight_decay": 0.05}, {"params": codebooks, "weight_decay": 0.0}],
+        lr=args.learning_rate, betas=(0.9, 0.95), fused=device == "cuda",
+    )  # fmt: skip
+    tables = rope_tables(model.config, 1024, device)
+    mix = BLOCK_MIX[args.drafter]
+    rng = random.Random(args.seed)
+    order, cursor, step, seen = torch.randperm(len(text.training)), 0, 0, 0
+    log: list[dict[str, Any]] = []
+    while (share := (time.monotonic() - started) / args.seconds) < 1 and step < args.steps:
+        if cursor + args.batch > len(order):
+            order, cursor = torch.randperm(len(text.training)), 0
+        batch = text.rows(text.training[order[cursor : cursor + args.batch].to(device)], states)
+        cursor += args.batch
+        block = rng.choices(list(mix), list(mix.values()))[0]
+        room = (batch.lengths - batch.prompt_lengths - 1)[:, None]
+        anchors = batch.prompt_lengths[:, None] + (torch.rand(len(room), args.queries // block, device=device) * room).long()
+        for group in optimizer.param_groups:
+            group["lr"] = args.learning_rate * min(1.0, (step + 1) / 200) * (0.5 + 0.5 * math.cos(math.pi * min(share, 1)))
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            parts = objective.loss(model, batch, anchors, block, embedding, embedding, tables, DECAY[args.drafter])
+        total = parts["path"] + 0.5 * parts["unary"] + parts.get("confidence", 0.0)
+        optimizer.zero_grad(set_to_none=True)
+        total.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        step += 1
+        seen += anchors.numel()
+        if step % args.log_every == 0 or step == args.steps:
+            line = {"step": step, "blocks": seen, "seconds": round(time.monotonic() - started), **{k: round(v.item(), 4) for k, v in parts.items()}}
+            log.append(line)
+            if len(log) % 5 == 0:
+                save(model, args.out)
+            print(args.drafter, line, flush=True)
+    save(model, args.out)
+    figures = [evaluate(model, text, states, embedding, block, args.eval_rows) for block in sorted(mix)]
+    for line in figures:
+        print(args.drafter, line, flush=True)
+    (args.out / "training.json").write_text(
+        json.dumps({"steps": step, "blocks": seen, "sequences": len(text.training), "seed": args.seed, "batch": args.batch,
+                    "queries": args.queries, "learning_rate": args.learning_rate, "seconds": round(time.monotonic() - started),
+                    "device": torch.cuda.get_device_name() if device == "cuda" else "cpu", "held_out": figures, "log": log[-1:]}, indent=1)
+    )  # fmt: skip
+    print(f"{args.drafter}: {step} steps in {time.monotonic() - started:.0f} s", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    text = commands.add_parser("generate", help="let the target write training text")
+    text.add_argument("--model", type=Path, required=True)
+    text.add_argument("--out", type=Path, required=True)
+    text.add_argument("--seconds", type=float, default=240, help="time for the answers")
+    text.add_argument("--own-seconds", type=float, default=40, help="time for prompts that the target makes up")
+    text.add_argument("--seed", type=int, default=0)
+    text.add_argument("--rows", type=int, default=2048)
+    text.add_argument("--prompts", type=int, default=150_000)
+    text.add_argument("--prompt-tokens", type=int, default=176)
+    text.add_argument("--new-tokens", type=int, default=144)
+    text.set_defaults(run=generate)
+    train = commands.add_parser("fit", help="train one drafter")
+    train.add_argument("--drafter", choices=sorted(MODELS), required=True)
+    train.add_argument("--model", type=Path, required=True)
+    train.add_argument("--text", type=Path, nargs="+", required=True)
+    train.add_argument("--out", type=Path, required=True)
+    train.add_argument("--seconds", type=float, default=900)
+    train.add_argument("--steps", type=int, default=10**9)
+    train.add_argument("--batch", type=int, default=64)
+    train.add_argument("--queries", type=int, default=256, help="draft positions per sequence and step")
+    train.add_argument("--held-out", type=int, default=512)
+    train.add_argument("--eval-rows", type=int, default=32)
+    train.add_argument("--learning-rate", type=float, default=1.5e-3)
+    train.add_argument("--log-every", type=int, default=200)
+    train.add_argument("--seed", type=int, default=0)
+    train.set_defaults(run=fit)
+    args = parser.parse_args()
+    args.run(args)
+
+
+if __name__ == "__main__":
+    main()
