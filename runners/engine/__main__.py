@@ -1,0 +1,42 @@
+"""``python -m runners.engine``: bind first, then import and load the heavy parts, then serve."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+from runners.engine import arguments
+
+
+def main() -> None:
+    args = arguments.parse()
+    listener = listen(args.host, args.port)
+    import uvloop
+
+    from runners.engine.server import serve
+
+    code = uvloop.run(serve(args, listener))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: the engine's thread may be inside a forward, which nothing can interrupt.
+    os._exit(code)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; exits with EXIT_PORT_IN_USE and a message where the address cannot be bound."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, proto)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(128)
+    except OSError as error:
+        print(f"error: cannot listen on {host}:{port}: {error.strerror or error}. Another server may run there; stop it "
+              f"or choose another --port. Nothing was loaded.", file=sys.stderr, flush=True)
+        raise SystemExit(arguments.EXIT_PORT_IN_USE) from error
+    return listener
+
+
+if __name__ == "__main__":
+    main()
