@@ -54,7 +54,9 @@ def _comparison(summary: Summary, facts: Facts) -> Iterator[Finding]:
         )
     elif facts.sources and facts.sources[0]:
         yield Finding(
-            severity="note", code="adopted", text=f"Nothing was measured anew: the trials are those of {facts.sources[0]}."
+            severity="note",
+            code="adopted",
+            text=f"Nothing was measured anew: the trials are those of {facts.sources[0]}.",
         )
     if summary.embedded:
         yield Finding(
@@ -123,8 +125,8 @@ def _point(arm: Arm, point: Point, baseline: Arm | None) -> Iterator[Finding]:
             code="speedup_above_tau",
             arm=arm.name,
             text=f"{arm.name}: the speedup after prefill ({point.decode_speedup.ratio:.2f}) is above tau "
-            f"({accepted.tau:.2f}). A verification step costs at least a plain step, so the plain arm is handicapped or "
-            "something is measured wrongly.",
+            f"({accepted.tau:.2f}). A verification step costs at least a plain step, so the plain arm is handicapped "
+            "or something is measured wrongly.",
         )
     failed = {name: count for name, count in point.metrics.outcomes.items() if name != "ok"}
     if failed:
@@ -133,7 +135,7 @@ def _point(arm: Arm, point: Point, baseline: Arm | None) -> Iterator[Finding]:
             code="failed_requests",
             arm=arm.name,
             text=f"{arm.name}: {sum(failed.values())} of {sum(point.metrics.outcomes.values())} requests did not end "
-            f"well ({', '.join(f'{name} {count}' for name, count in failed.items())}); they are left out of every figure.",
+            f"well ({', '.join(f'{name} {count}' for name, count in failed.items())}); no figure contains them.",
         )
     yield from _outputs(arm, point, baseline)
 
@@ -145,7 +147,8 @@ def _outputs(arm: Arm, point: Point, baseline: Arm | None) -> Iterator[Finding]:
             severity="note",
             code="cut_outputs",
             arm=arm.name,
-            text=f"{cut} of {point.metrics.requests} outputs of {arm.name} ended at the token limit, not at their own end.",
+            text=f"{cut} of {point.metrics.requests} outputs of {arm.name} ended at the token limit, "
+            "not at their own end.",
         )
     plain = baseline.point if baseline else None
     if plain and not arm.baseline and sorted(plain.metrics.output_lengths) != sorted(point.metrics.output_lengths):
@@ -153,8 +156,8 @@ def _outputs(arm: Arm, point: Point, baseline: Arm | None) -> Iterator[Finding]:
             severity="warning",
             code="output_lengths",
             arm=arm.name,
-            text=f"{arm.name} produced {point.metrics.output_tokens} tokens, the plain arm {plain.metrics.output_tokens}: "
-            "outputs of different length are compared per token, not per answer.",
+            text=f"{arm.name} produced {point.metrics.output_tokens} tokens, the plain arm "
+            f"{plain.metrics.output_tokens}: outputs of different length are compared per token, not per answer.",
         )
     if (point.metrics.repeated_4grams or 0) > REPEATED_4GRAMS:
         yield Finding(

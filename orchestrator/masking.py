@@ -1,4 +1,4 @@
-"""Secrets never reach a summary, a report or MLflow: values whose names look secret are replaced before anything is shown."""
+"""Secrets never reach a summary, a report or MLflow: values whose names look secret are replaced."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import re
 from typing import Any
 
 MASK = "***"
-_SECRET = re.compile(r"(?:^|[_\-.])(?:(?:api|access|private)[_-]?key|secret|password|passwd|token|credentials?|auth|authorization)$", re.IGNORECASE)
+_SECRET = re.compile(
+    r"(?:^|[_\-.])(?:(?:api|access|private)[_-]?key|secret|password|passwd|token|credentials?|auth|authorization)$",
+    re.IGNORECASE,
+)
 """Matches the last word of a name: ``HF_TOKEN`` and ``api_key``, not ``proposed_tokens`` or ``token_limit``."""
 
 
@@ -15,7 +18,8 @@ def mask(value: Any, name: str = "") -> Any:
     if isinstance(value, dict):
         return {key: mask(inner, str(key)) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return mask_command(list(value)) if all(isinstance(item, str) for item in value) else [mask(item) for item in value]
+        words = all(isinstance(item, str) for item in value)
+        return mask_command(list(value)) if words else [mask(item) for item in value]
     return MASK if looks_secret(name) and isinstance(value, str) and value else value
 
 

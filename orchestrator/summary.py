@@ -197,9 +197,7 @@ def _prompts(by_arm: Mapping[str, list[RequestRecord]], facts: Facts) -> list[Pr
     return rows
 
 
-def _cell(
-    records: list[RequestRecord], plain: list[RequestRecord], arm: str, facts: Facts
-) -> PromptCell | None:
+def _cell(records: list[RequestRecord], plain: list[RequestRecord], arm: str, facts: Facts) -> PromptCell | None:
     if not records:
         return None
     first = min(records, key=lambda record: record.repeat)

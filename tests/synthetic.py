@@ -6,9 +6,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
+from orchestrator.facts import ArmFacts, Facts, SessionFacts, TrialFacts
 from orchestrator.records import RequestRecord, SpecCounters
 from orchestrator.results import Published, PublishedArm
-from orchestrator.facts import ArmFacts, Facts, SessionFacts, TrialFacts
 
 LIMIT = 64
 PROMPTS = [(f"{kind}-{index}", kind) for kind in ("short", "long") for index in range(1, 9)]
@@ -16,7 +16,7 @@ PROMPTS = [(f"{kind}-{index}", kind) for kind in ("short", "long") for index in 
 
 @dataclass(frozen=True)
 class SyntheticArm:
-    """``hit`` is the chance that a draft is right where all before it were; a step costs ``fixed + per_token * window``."""
+    """``hit``: chance that a draft is right where all before it were; a step costs ``fixed + per_token * window``."""
 
     name: str
     drafter: str
@@ -42,7 +42,9 @@ PUBLISHED = Published(
     arms={
         "plain": PublishedArm(tok_s={"overall": 33}),
         "dflash2": PublishedArm(tok_s={"overall": 129, "short": 133, "long": 128}, tok_s_range=(91, 168)),
-        "dspine": PublishedArm(tok_s={"overall": 150, "short": 152, "long": 150}, tok_s_range=(88, 227), tau={"GSM8K": 7.2}),
+        "dspine": PublishedArm(
+            tok_s={"overall": 150, "short": 152, "long": 150}, tok_s_range=(88, 227), tau={"GSM8K": 7.2}
+        ),
     },
 )
 

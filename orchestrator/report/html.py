@@ -44,7 +44,7 @@ def render(summary: Summary, drawn: list[plots.Plot]) -> str:
         base=summary.baseline.name if summary.baseline else "plain",
         plain=summary.baseline.point if summary.baseline else None,
         rows=table.rows(summary),
-        cards=_cards(summary),
+        cards=[arm for arm, _ in table.ranking(summary)],
         steps=_steps(summary),
         plots=[(plot, base64.b64encode(plot.svg).decode()) for plot in drawn],
         positions=_positions(summary),
@@ -54,14 +54,8 @@ def render(summary: Summary, drawn: list[plots.Plot]) -> str:
     )
 
 
-def _cards(summary: Summary) -> list[Arm]:
-    """Arms with a speedup, the fastest first."""
-    arms = [arm for arm in summary.arms if arm.point and arm.point.speedup]
-    return sorted(arms, key=lambda arm: -arm.point.speedup.ratio if arm.point and arm.point.speedup else 0)
-
-
 def _steps(summary: Summary) -> list[dict[str, Any]]:
-    """How tau becomes speed: committed tokens per step over the step's cost in plain steps, beside what was measured."""
+    """How tau becomes speed: committed tokens per step over the step's cost in plain steps, beside the measurement."""
     rows = []
     for arm in summary.arms:
         point = arm.point

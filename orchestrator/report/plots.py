@@ -1,16 +1,18 @@
-"""The report's plots. Matplotlib is imported on first use and draws without a display. Published figures of another machine
-stand in a panel of their own, hatched, with an axis of their own: they are never drawn beside a measured bar.
+"""The report's plots. Matplotlib is imported on first use and draws without a display.
+
+Published figures of another machine stand in a panel of their own, hatched, with an axis of their own: they are never
+drawn beside a measured bar.
 """
 
 from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestrator.report.table import EMBEDDED_TAG, categories
-from orchestrator.results import Arm, Point, Published, Summary
+from orchestrator.results import Arm, Point, Summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +23,7 @@ COLOURS = ("#2f6fde", "#e0782f", "#2a9d6f", "#8257c6", "#c8437a", "#0e9aa7", "#a
 INK, MUTED, GRID = "#1f2630", "#5d6673", "#e4e7eb"
 SHADES = (1.0, 0.62, 0.34, 0.2)
 """Opacity of an arm's colour for overall and its categories."""
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 9.5,
@@ -58,8 +60,8 @@ def draw(summary: Summary) -> list[Plot]:
     base = summary.baseline.name if summary.baseline else "plain"
     wanted: list[tuple[str, str, str, Callable[[Summary], Figure | None]]] = [
         ("speedup", f"Speedup over {base}",
-         "Each faint dot is one prompt, the large dot their geometric mean, the bar its 95% interval. The diamond is tau: "
-         "the speedup if a verification step cost no more than a plain step.", speedup),
+         "Each faint dot is one prompt, the large dot their geometric mean, the bar its 95% interval. The diamond is "
+         "tau: the speedup if a verification step cost no more than a plain step.", speedup),
         ("throughput", "Output tokens per second",
          "End to end, prefill included; the line runs from the slowest to the fastest request. Hatched panels are "
          "published figures of another machine, for orientation only: mind the axes.", throughput),
@@ -101,8 +103,11 @@ def speedup(summary: Summary) -> Figure | None:
         assert point.speedup is not None
         colour, mean = _colours(summary)[arm.name], point.speedup
         dots = [cell.speedup for prompt in summary.prompts if (cell := prompt.cells.get(arm.name)) and cell.speedup]
-        places = [row + 0.26 + 0.11 * ((index * 7) % 5 - 2) / 2 for index in range(len(dots))]  # spread, the same every time
-        axes.scatter(dots, places, s=16, color=colour, alpha=0.35, linewidths=0, label="one prompt" if row == 0 else None)
+        # spread so that dots do not hide each other, the same way every time
+        places = [row + 0.26 + 0.11 * ((index * 7) % 5 - 2) / 2 for index in range(len(dots))]
+        axes.scatter(
+            dots, places, s=16, color=colour, alpha=0.35, linewidths=0, label="one prompt" if row == 0 else None
+        )
         if mean.low is not None and mean.high is not None:
             axes.plot([mean.low, mean.high], [row, row], color=colour, linewidth=6, alpha=0.45, solid_capstyle="butt")
         axes.scatter([mean.ratio], [row], s=64, color=colour, edgecolors="white", linewidths=1.2, zorder=4)
@@ -136,11 +141,11 @@ def throughput(summary: Summary) -> Figure | None:
     panels[0].set_title(f"measured here\n{textwrap.fill(summary.machine, 62)}", loc="left", fontsize=8.5)
     panels[0].set_ylabel("output tok/s (line: slowest to fastest request)")
     for axes, source in zip(panels[1:], sources, strict=True):
-        tok_s: dict[str, dict[str, float | None]] = {name: dict(arm.tok_s) for name, arm in source.arms.items() if arm.tok_s}
+        tok_s = {name: arm.tok_s for name, arm in source.arms.items() if arm.tok_s}
         spans = {name: arm.tok_s_range for name, arm in source.arms.items() if arm.tok_s_range}
         _bars(axes, tok_s, spans, groups, _colours(summary), hatch="////")
-        axes.set_title(f"ANOTHER MACHINE, published: {source.machine}\n{textwrap.fill(source.setting, 62)}", loc="left", color=MUTED,
-                       fontsize=8.5)  # fmt: skip
+        label = f"ANOTHER MACHINE, published: {source.machine}\n{textwrap.fill(source.setting, 62)}"
+        axes.set_title(label, loc="left", color=MUTED, fontsize=8.5)
         axes.set_facecolor("#f6f7f9")
     return figure
 
@@ -154,9 +159,9 @@ def acceptance(summary: Summary) -> Figure | None:
     longest = max(len(found.positions) for _, found in shown)
     for arm, found in shown:
         places = [position.position for position in found.positions]
-        shares = [position.joint for position in found.positions]
-        axes.plot(places, [float("nan") if share is None else 100 * share for share in shares], marker="o", markersize=5,
-                  color=_colours(summary)[arm.name], linewidth=2, label=f"{arm.name}: tau {found.tau:.2f}")  # fmt: skip
+        shares = [float("nan") if position.joint is None else 100 * position.joint for position in found.positions]
+        colour, label = _colours(summary)[arm.name], f"{arm.name}: tau {found.tau:.2f}"
+        axes.plot(places, shares, marker="o", markersize=5, color=colour, linewidth=2, label=label)
     axes.set_xticks(range(1, longest + 1))
     axes.set_xlim(0.6, longest + 0.4)
     axes.set_ylim(0, 100)
@@ -193,22 +198,24 @@ def latency(summary: Summary) -> Figure | None:
 
 def by_concurrency(summary: Summary) -> Figure | None:
     """System throughput and speedup over requests in flight; only where more than one load was measured."""
-    curves = {arm.name: [point for point in arm.points if point.concurrency] for arm in summary.arms}
-    if max((len(points) for points in curves.values()), default=0) < 2:
+    loads = sorted({point.concurrency for arm in summary.arms for point in arm.points if point.concurrency})
+    if len(loads) < 2:
         return None
     figure, (left, right) = _figure(8.8, 3.8, columns=2)
-    for name, points in curves.items():
-        colour = _colours(summary)[name]
-        left.plot([point.concurrency for point in points], [point.system_tok_s for point in points], marker="o",
-                  color=colour, label=name, linewidth=2)  # fmt: skip
-        paired = [(point.concurrency, point.speedup) for point in points if point.speedup]
-        right.plot([load for load, _ in paired], [ratio.ratio for _, ratio in paired], marker="o", color=colour, linewidth=2)
+    for arm in summary.arms:
+        colour = _colours(summary)[arm.name]
+        system = [(p.concurrency, p.system_tok_s) for p in arm.points if p.concurrency and p.system_tok_s]
+        paired = [(p.concurrency, p.speedup.ratio) for p in arm.points if p.concurrency and p.speedup]
+        for axes, curve in ((left, system), (right, paired)):
+            axes.plot(
+                [x for x, _ in curve], [y for _, y in curve], marker="o", color=colour, linewidth=2, label=arm.name
+            )
     right.axhline(1, color=INK, linewidth=1)
     left.set_title("output tok/s of the system", loc="left")
     right.set_title("speedup per request, paired", loc="left")
     for axes in (left, right):
         axes.set_xlabel("requests in flight")
-        axes.set_xticks(sorted({point.concurrency for points in curves.values() for point in points}))
+        axes.set_xticks(loads)
         axes.set_ylim(bottom=0)
         axes.grid(color=GRID)
     left.legend()
@@ -217,7 +224,7 @@ def by_concurrency(summary: Summary) -> Figure | None:
 
 def _bars(
     axes: Axes,
-    values: dict[str, dict[str, float | None]],
+    values: Mapping[str, Mapping[str, float | None]],
     ranges: dict[str, tuple[float, float]],
     groups: list[str],
     colours: dict[str, str],
@@ -264,5 +271,3 @@ def _colours(summary: Summary) -> dict[str, str]:
     others = [arm.name for arm in summary.arms if not arm.baseline]
     found = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(others)}
     return {arm.name: found.get(arm.name, BASELINE_COLOUR) for arm in summary.arms}
-
-

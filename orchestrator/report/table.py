@@ -17,7 +17,9 @@ from orchestrator.metrics import percentile
 from orchestrator.results import Arm, Point, Summary
 from orchestrator.stats import PairedRatio
 
+Cell = Callable[[Arm, Point], str]
 ABSENT = "–"
+NOT_RUN = "not run"
 EMBEDDED_TAG = "engine=embedded"
 STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
@@ -34,36 +36,36 @@ def rows(summary: Summary) -> list[Row]:
     """Every row of the table at the headline load point; rows that hold nothing for any arm are left out."""
     result: list[Row] = []
 
-    def add(section: str, label: str, cell: Callable[[Arm, Point], str], headline: bool = False) -> None:
-        cells = [cell(arm, arm.point) if arm.point else "not run" if headline else ABSENT for arm in summary.arms]
-        if any(text not in (ABSENT, "not run") for text in cells):
+    def add(section: str, label: str, cell: Cell, headline: bool = False) -> None:
+        cells = [cell(arm, arm.point) if arm.point else NOT_RUN if headline else ABSENT for arm in summary.arms]
+        if any(text not in (ABSENT, NOT_RUN) for text in cells):
             result.append(Row(section, label, cells, headline))
 
     base = summary.baseline.name if summary.baseline else "plain"
-    add("Speed", f"speedup over {base}, 95% interval", lambda arm, p: "1 (baseline)" if arm.baseline else ratio(p.speedup), True)
-    add("Speed", "output tok/s", lambda _, p: number(p.output_tok_s, 1), True)
+    add("Speed", f"speedup over {base}, 95% interval", lambda arm, p: _speedup(arm, p.speedup), headline=True)
+    add("Speed", "output tok/s", lambda _, p: number(p.output_tok_s, 1), headline=True)
     for category in categories(summary):
-        add("Speed", f"  {category}", lambda _, p, c=category: number(p.tok_s_by_category.get(c), 1))
-    add("Speed", "speedup after prefill", lambda arm, p: ABSENT if arm.baseline else ratio(p.decode_speedup))
+        add("Speed", f"  {category}", _category_speed(category))
+    add("Speed", "speedup after prefill", lambda arm, p: ratio(p.decode_speedup))
     add("Speed", "TTFT p50, ms", lambda _, p: ms(p.metrics.ttft_s.p50, 0))
     add("Speed", "TPOT p50, ms", lambda _, p: ms(p.metrics.tpot_s.p50, 1))
     add("Speed", "ms per verification step", lambda _, p: number(p.step_ms, 1))
-    add("Speed", "  relative to a plain step", lambda arm, p: ABSENT if arm.baseline else number(step_cost(summary, p), 2))
-    add("Acceptance", "acceptance length tau", lambda _, p: number(p.acceptance and p.acceptance.tau, 2), True)
-    add("Acceptance", "  mean of requests", lambda _, p: number(p.acceptance and p.acceptance.tau_mean_of_requests, 2))
+    add("Speed", "  relative to a plain step", lambda _, p: number(step_cost(summary, p), 2))
+    add("Acceptance", "acceptance length tau", _drafts("tau"), headline=True)
+    add("Acceptance", "  mean of requests", _drafts("tau_mean_of_requests"))
     for category in categories(summary):
-        add("Acceptance", f"  {category}", lambda _, p, c=category: number(_tau(p, c), 2))
-    add("Acceptance", "committed per step", lambda _, p: number(p.acceptance and p.acceptance.committed_per_step, 2))
+        add("Acceptance", f"  {category}", _category_tau(category))
+    add("Acceptance", "committed per step", _drafts("committed_per_step"))
     add("Acceptance", "block size", lambda arm, _: number(arm.block_size))
-    add("Acceptance", "proposed per step", lambda arm, p: proposed(arm, p))
-    add("Acceptance", "verify window", lambda arm, p: window(arm, p))
-    add("Acceptance", "acceptance rate", lambda _, p: percent(p.acceptance and p.acceptance.rate))
-    add("Output", "tokens identical to " + base, lambda arm, _: lossless(arm), True)
+    add("Acceptance", "proposed per step", proposed)
+    add("Acceptance", "verify window", window)
+    add("Acceptance", "acceptance rate", lambda _, p: percent(p.acceptance.rate if p.acceptance else None))
+    add("Output", f"tokens identical to {base}", lambda arm, _: lossless(arm), headline=True)
     add("Output", "output tokens, min / median / max", lambda _, p: spread(p.metrics.output_lengths))
     add("Output", "finish reasons", lambda _, p: counts(p.metrics.finish_reasons))
     add("Output", "requests that failed", lambda _, p: counts(failures(p)))
     add("Output", "repeated 4-grams", lambda _, p: percent(p.metrics.repeated_4grams))
-    add("Memory", "peak, GiB", lambda arm, _: f"{arm.memory.gib:.2f} {arm.memory.kind.upper()}" if arm.memory else ABSENT)
+    add("Memory", "peak, GiB", lambda arm, _: memory(arm))
     add("Evidence", "prompts x repeats", lambda _, p: f"{p.n_prompts} x {p.repeats}")
     return result
 
@@ -118,14 +120,17 @@ def headline(summary: Summary) -> str:
     base = summary.baseline
     if base is None or base.point is None:
         return "No plain arm was measured, so there is no speedup to state."
-    parts = []
-    for arm in sorted(summary.arms, key=lambda arm: -(arm.point.speedup.ratio if arm.point and arm.point.speedup else 0)):
-        if arm.point and arm.point.speedup:
-            parts.append(f"{arm.name} {ratio(arm.point.speedup, 'x')}")
-    if not parts:
+    found = ranking(summary)
+    if not found:
         return f"Only {base.name} was measured."
-    some = next(arm.point.speedup for arm in summary.arms if arm.point and arm.point.speedup)
-    return f"Output speed relative to {base.name}: {', '.join(parts)} (95% interval over {some.n_prompts} prompts)."
+    parts = ", ".join(f"{arm.name} {ratio(speedup, 'x')}" for arm, speedup in found)
+    return f"Output speed relative to {base.name}: {parts} (95% interval over {found[0][1].n_prompts} prompts)."
+
+
+def ranking(summary: Summary) -> list[tuple[Arm, PairedRatio]]:
+    """Arms with their headline speedup, the fastest first."""
+    found = [(arm, arm.point.speedup) for arm in summary.arms if arm.point and arm.point.speedup]
+    return sorted(found, key=lambda pair: -pair[1].ratio)
 
 
 def categories(summary: Summary) -> list[str]:
@@ -151,9 +156,11 @@ def ratio(value: PairedRatio | None, unit: str = "") -> str:
 
 
 def step_cost(summary: Summary, point: Point) -> float | None:
-    """Time of a verification step over the time of a plain step."""
+    """Time of a verification step over the time of a plain step; None for the plain arm itself."""
     plain = summary.baseline.point if summary.baseline else None
-    return point.step_ms / plain.step_ms if plain and plain.step_ms and point.step_ms else None
+    if plain is None or plain == point or not plain.step_ms or not point.step_ms:
+        return None
+    return point.step_ms / plain.step_ms
 
 
 def proposed(arm: Arm, point: Point) -> str:
@@ -202,13 +209,32 @@ def ms(seconds: float | None, digits: int) -> str:
     return ABSENT if seconds is None else f"{1000 * seconds:.{digits}f}"
 
 
+def memory(arm: Arm) -> str:
+    return f"{arm.memory.gib:.2f} {arm.memory.kind.upper()}" if arm.memory else ABSENT
+
+
 def counts(value: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in sorted(value.items())) or ABSENT
 
 
-def _tau(point: Point, category: str) -> float | None:
-    found = point.acceptance_by_category.get(category)
-    return found.tau if found else None
+def _speedup(arm: Arm, value: PairedRatio | None) -> str:
+    return "1 (baseline)" if arm.baseline else ratio(value)
+
+
+def _drafts(figure: str) -> Cell:
+    return lambda _, point: number(getattr(point.acceptance, figure) if point.acceptance else None, 2)
+
+
+def _category_speed(category: str) -> Cell:
+    return lambda _, point: number(point.tok_s_by_category.get(category), 1)
+
+
+def _category_tau(category: str) -> Cell:
+    def cell(_: Arm, point: Point) -> str:
+        found = point.acceptance_by_category.get(category)
+        return number(found.tau if found else None, 2)
+
+    return cell
 
 
 def _md(text: str) -> str:

@@ -1,0 +1,206 @@
+"""What MLflow is told of a comparison: names and values of metrics, params and tags. Pure; tracking.py sends them.
+
+Metric names are grouped with ``/``, which the charts page turns into sections. docs/reference/metrics.md lists them.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from orchestrator.masking import mask_command
+from orchestrator.report import table
+from orchestrator.results import Arm, Point, Summary
+
+Metrics = dict[str, float | None]
+
+NAME_LIMIT = 120
+
+
+def name(summary: Summary) -> str:
+    """Name of the parent run: what the user asked for beside the experiment itself, and the start of the key."""
+    return f"{label(summary)} · {summary.comparison[:8]}"[:NAME_LIMIT]
+
+
+def label(summary: Summary) -> str:
+    """The user's own overrides, or the experiment's name."""
+    words = mask_command([str(word) for word in summary.config.get("command_line", [])])
+    own = [
+        word for word in words if not word.startswith(("+experiment=", "experiment=", "preset=", "action=", "output="))
+    ]
+    return " ".join(own) or summary.experiment
+
+
+def parent_metrics(summary: Summary) -> Metrics:
+    """The headline figures of every arm side by side, so that the runs table compares comparisons unopened."""
+    metrics: Metrics = {}
+    for arm in summary.arms:
+        if arm.point is None:
+            continue
+        metrics[f"output_tok_s/{arm.name}"] = arm.point.output_tok_s
+        if arm.point.speedup:
+            metrics[f"speedup/{arm.name}"] = arm.point.speedup.ratio
+        if arm.point.acceptance:
+            metrics[f"acceptance_length/{arm.name}"] = arm.point.acceptance.tau
+    return metrics
+
+
+def parent_params(summary: Summary) -> dict[str, Any]:
+    return {**summary.setting, "arms": " ".join(arm.name for arm in summary.arms)}
+
+
+def parent_tags(summary: Summary) -> dict[str, str]:
+    counted = dict.fromkeys(("error", "warning", "note"), 0)
+    for finding in summary.findings:
+        counted[finding.severity] += 1
+    return {
+        **shared_tags(summary),
+        "mlflow.note.content": table.markdown(summary),
+        "result": table.headline(summary),
+        "findings": ", ".join(f"{count} {severity}" for severity, count in counted.items() if count) or "none",
+        "command": shlex.join(mask_command(list(map(str, summary.environment.get("command", []))))),
+    }
+
+
+def shared_tags(summary: Summary) -> dict[str, str]:
+    """Tags that every run of a comparison has."""
+    tags = {
+        "engine": summary.engine,
+        "target": summary.target,
+        "machine": summary.machine,
+        "status": summary.status,
+        "experiment": summary.experiment,
+    }
+    if commit := summary.environment.get("git_commit"):
+        tags["mlflow.source.git.commit"] = tags["git_commit"] = str(commit)
+    if summary.sweep:
+        tags["sweep"] = summary.sweep
+    return tags
+
+
+def arm_params(arm: Arm) -> dict[str, Any]:
+    found = {
+        "drafter": arm.drafter,
+        "block_size": arm.block_size,
+        "proposed_tokens": arm.proposed_tokens,
+        "verify_window": arm.verify_window,
+        "overrides": " ".join(arm.overrides),
+    }
+    return {key: value for key, value in found.items() if value not in (None, "")}
+
+
+def arm_tags(summary: Summary, arm: Arm) -> dict[str, str]:
+    tags = shared_tags(summary)
+    if arm.missing:
+        tags["missing"] = arm.missing
+    own = [f"- **{finding.severity}**: {finding.text}" for finding in summary.findings if finding.arm == arm.name]
+    return {**tags, "mlflow.note.content": "\n".join(own)} if own else tags
+
+
+def arm_metrics(arm: Arm) -> Metrics:
+    """The unstepped headline figures of an arm: the runs table shows the last step only, so curves are kept apart."""
+    if arm.point is None:
+        return {}
+    metrics = {**_speed(arm.point), **_acceptance(arm.point)}
+    if arm.memory:
+        metrics[f"memory/peak_{arm.memory.kind}_gib"] = arm.memory.gib
+    if arm.lossless and arm.lossless.compared:
+        metrics["output/identical_share"] = arm.lossless.identical / arm.lossless.compared
+        metrics["output/forks"] = len(arm.lossless.forks)
+    return metrics
+
+
+def arm_curves(arm: Arm) -> Iterator[tuple[int, Metrics]]:
+    """(concurrency, metrics) where more than one load was measured; the step is the number of requests in flight."""
+    points = [point for point in arm.points if point.concurrency is not None]
+    if len(points) < 2:
+        return
+    for point in points:
+        assert point.concurrency is not None
+        metrics: Metrics = {
+            "by_concurrency/output_tok_s": point.output_tok_s,
+            "by_concurrency/system_tok_s": point.system_tok_s,
+            "by_concurrency/speedup": point.speedup.ratio if point.speedup else None,
+            "by_concurrency/acceptance_length": point.acceptance.tau if point.acceptance else None,
+            "by_concurrency/ttft_p50_ms": _ms(point.metrics.ttft_s.p50),
+            "by_concurrency/tpot_p50_ms": _ms(point.metrics.tpot_s.p50),
+        }
+        yield point.concurrency, metrics
+
+
+def position_curve(arm: Arm) -> Iterator[tuple[int, Metrics]]:
+    """(draft position, metrics): one line per arm in a chart; the step is the position."""
+    if arm.point and arm.point.acceptance:
+        for place in arm.point.acceptance.positions:
+            yield place.position, {"acceptance/by_position": place.joint}
+
+
+def sweep_table(summaries: Sequence[Summary]) -> str:
+    """Markdown table of a sweep: a line per comparison and arm. Every ratio is inside its own comparison."""
+    lines = [
+        f"**{summaries[0].experiment}: {len(summaries)} comparisons**"
+        + (f" [{table.EMBEDDED_TAG}]" if summaries[0].embedded else ""),
+        "",
+        "| comparison | arm | block | tau | output tok/s | speedup, 95% interval | identical |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for summary in summaries:
+        for arm in summary.arms:
+            point = arm.point
+            if point is None:
+                lines.append(f"| {label(summary)} | {arm.name} | | | not run | | |")
+                continue
+            tau = table.number(point.acceptance.tau if point.acceptance else None, 2)
+            speedup = "baseline" if arm.baseline else table.ratio(point.speedup)
+            lines.append(
+                f"| {label(summary)} | {arm.name} | {table.number(arm.block_size)} | {tau} | "
+                f"{table.number(point.output_tok_s, 1)} | {speedup} | {table.lossless(arm)} |"
+            )
+    return "\n".join(lines)
+
+
+def _speed(point: Point) -> Metrics:
+    measured = point.metrics
+    metrics: Metrics = {
+        "throughput/output_tok_s": point.output_tok_s,
+        "throughput/decode_tok_s": point.decode_tok_s,
+        "throughput/system_tok_s": point.system_tok_s,
+        "latency/ttft_p50_ms": _ms(measured.ttft_s.p50),
+        "latency/ttft_p90_ms": _ms(measured.ttft_s.p90),
+        "latency/tpot_p50_ms": _ms(measured.tpot_s.p50),
+        "latency/e2e_p50_ms": _ms(measured.e2e_s.p50),
+        "latency/step_ms": point.step_ms,
+        "output/tokens": measured.output_tokens,
+        "output/repeated_4grams": measured.repeated_4grams,
+        "requests/ok": measured.requests,
+        "requests/failed": sum(count for outcome, count in measured.outcomes.items() if outcome != "ok"),
+    }
+    metrics |= {f"throughput/output_tok_s_{category}": rate for category, rate in point.tok_s_by_category.items()}
+    if point.speedup:
+        metrics["throughput/speedup"] = point.speedup.ratio
+        metrics["throughput/speedup_low"] = point.speedup.low
+        metrics["throughput/speedup_high"] = point.speedup.high
+    if point.decode_speedup:
+        metrics["throughput/decode_speedup"] = point.decode_speedup.ratio
+    return metrics
+
+
+def _acceptance(point: Point) -> Metrics:
+    found = point.acceptance
+    if found is None:
+        return {}
+    metrics: Metrics = {
+        "acceptance/length": found.tau,
+        "acceptance/length_mean_of_requests": found.tau_mean_of_requests,
+        "acceptance/committed_per_step": found.committed_per_step,
+        "acceptance/rate": found.rate,
+        "acceptance/proposed_per_step": found.proposed_per_step,
+    }
+    metrics |= {f"acceptance/length_{category}": part.tau for category, part in point.acceptance_by_category.items()}
+    metrics |= {f"acceptance/position_{place.position:02d}": place.joint for place in found.positions}
+    return metrics
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else 1000 * seconds
