@@ -32,8 +32,12 @@ def listen(host: str, port: int) -> socket.socket:
         listener.bind(address)
         listener.listen(128)
     except OSError as error:
-        print(f"error: cannot listen on {host}:{port}: {error.strerror or error}. Another server may run there; stop it "
-              f"or choose another --port. Nothing was loaded.", file=sys.stderr, flush=True)
+        print(
+            f"error: cannot listen on {host}:{port}: {error.strerror or error}. Another server may run there; stop it "
+            f"or choose another --port. Nothing was loaded.",
+            file=sys.stderr,
+            flush=True,
+        )
         raise SystemExit(arguments.EXIT_PORT_IN_USE) from error
     return listener
 

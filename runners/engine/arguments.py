@@ -66,9 +66,13 @@ def _share(value: str) -> float:
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parsed and checked arguments; exits with 2 and a message otherwise."""
-    parser = _Parser(prog="python -m runners.engine", allow_abbrev=False, epilog=_EPILOG,
-                     description="Speculative-decoding server on a CPU, speaking SGLang's HTTP dialect.",
-                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = _Parser(
+        prog="python -m runners.engine",
+        allow_abbrev=False,
+        epilog=_EPILOG,
+        description="Speculative-decoding server on a CPU, speaking SGLang's HTTP dialect.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     add = parser.add_argument
     add("--model-path", required=True, help="folder in Hugging Face's layout, or smollm2_135m (fetched once)")
     add("--served-model-name", help="name in /v1/models and responses; the model path where not given")
@@ -79,12 +83,26 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--drafter", type=_OneOf(*DRAFTERS), default="none", help=", ".join(DRAFTERS))
     add("--drafter-path", type=Path, help="folder of the drafter's checkpoint; the one shipped where not given")
     add("--block-size", type=_count, help="as the drafter's documentation counts it; its own default where not given")
-    add("--verification-mode", type=_OneOf(*VERIFICATION_MODES), default="static",
-        help="static: verify every draft; dynamic: those the drafter is confident of; relaxed: lossy acceptance")
-    add("--confidence-threshold", type=_share, default=0.5,
-        help="dynamic: verify drafts whose chance to be reached and accepted is at least this")
-    add("--accept-threshold-single", type=_share, default=0.3,
-        help="relaxed: accept a draft at least this many times as likely as the likeliest token")
+    add("--ngram-min", type=_count, default=1, help="ngram: fewest last tokens looked up")
+    add("--ngram-max", type=_count, default=3, help="ngram: most last tokens looked up")
+    add(
+        "--verification-mode",
+        type=_OneOf(*VERIFICATION_MODES),
+        default="static",
+        help="static: verify every draft; dynamic: those the drafter is confident of; relaxed: lossy acceptance",
+    )
+    add(
+        "--confidence-threshold",
+        type=_share,
+        default=0.3,
+        help="dynamic: verify drafts whose chance to be reached and accepted is at least this",
+    )
+    add(
+        "--accept-threshold-single",
+        type=_share,
+        default=0.3,
+        help="relaxed: accept a draft at least this many times as likely as the likeliest token",
+    )
     add("--max-running-requests", type=_count, default=8, help="requests in one batch; more wait")
     add("--context-length", type=_count, help="most tokens of prompt and output; the model's own where not given")
     add("--threads", type=_count, default=len(os.sched_getaffinity(0)), help="threads of the linear algebra")
@@ -95,6 +113,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--drafter-path and --block-size need a --drafter other than none")
     if args.drafter == "none" and args.verification_mode != "static":
         parser.error(f"--verification-mode {args.verification_mode} needs a --drafter other than none")
+    if args.ngram_min > args.ngram_max:
+        parser.error(f"--ngram-min {args.ngram_min} is more than --ngram-max {args.ngram_max}")
     if args.block_size == 1:
         parser.error("--block-size 1 proposes nothing; give at least 2, or --drafter none")
     args.served_model_name = args.served_model_name or args.model_path

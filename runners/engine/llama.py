@@ -83,14 +83,17 @@ class KVCache:
     def __init__(self, config: LlamaConfig, dtype: torch.dtype, capacity: int = _GROW) -> None:
         self.length = 0
         # [layer, key or value, batch of one, kv head, token, head_dim]
-        self._data = torch.empty(config.num_layers, 2, 1, config.num_kv_heads, _round_up(capacity), config.head_dim,
-                                 dtype=dtype)
+        self._data = torch.empty(
+            config.num_layers, 2, 1, config.num_kv_heads, _round_up(capacity), config.head_dim, dtype=dtype
+        )
 
     @property
     def nbytes(self) -> int:
         return self._data.nbytes
 
-    def views(self, count: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def views(
+        self, count: int
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Per layer: where ``count`` new keys and values go, and all keys and values up to and including them."""
         end = self.length + count
         if end > self._data.shape[4]:
@@ -244,7 +247,7 @@ def _read_weights(folder: Path, config: LlamaConfig, dtype: torch.dtype) -> dict
     names: dict[str, Any] = {}
     for path in sorted(folder.glob("*.safetensors")):
         shard = safe_open(path, framework="pt")
-        names |= dict.fromkeys(shard.keys(), shard)
+        names |= dict.fromkeys(shard.keys(), shard)  # type: ignore[no-untyped-call]
     if not names:
         raise ValueError(f"{folder}: no *.safetensors file")
 
@@ -269,10 +272,12 @@ def _read_weights(folder: Path, config: LlamaConfig, dtype: torch.dtype) -> dict
         source, own = f"model.layers.{i}.", f"layers.{i}."
         put(own + "norm_attention.weight", take(source + "input_layernorm.weight"))
         put(own + "norm_mlp.weight", take(source + "post_attention_layernorm.weight"))
-        put(own + "qkv.weight",
+        put(
+            own + "qkv.weight",
             _interleave(take(source + "self_attn.q_proj.weight"), config.head_dim),
             _interleave(take(source + "self_attn.k_proj.weight"), config.head_dim),
-            take(source + "self_attn.v_proj.weight"))
+            take(source + "self_attn.v_proj.weight"),
+        )
         put(own + "out.weight", take(source + "self_attn.o_proj.weight"))
         put(own + "gate_up.weight", take(source + "mlp.gate_proj.weight"), take(source + "mlp.up_proj.weight"))
         put(own + "down.weight", take(source + "mlp.down_proj.weight"))

@@ -17,7 +17,7 @@ import psutil
 from runners.engine.fetch import ensure_model
 from runners.engine.request import Output, Request
 from runners.engine.sampling import SamplingParams
-from runners.engine.scheduler import Scheduler, Totals, Verification
+from runners.engine.scheduler import Scheduler, Verification
 
 _GB = 2**30  # what SGLang calls GB
 _WARM_UP_TOKENS = 8
@@ -77,9 +77,12 @@ class Loaded:
             if args.drafter != "none":
                 from runners.engine.drafters import load_drafter
 
-                drafter = load_drafter(args.drafter, target, args.block_size, args.drafter_path)
-            print(f"Load weight end. type=LlamaForCausalLM, dtype={args.dtype}, mem usage={weight_bytes / _GB:.2f} GB",
-                  flush=True)
+                options = {"ngram_min": args.ngram_min, "ngram_max": args.ngram_max} if args.drafter == "ngram" else {}
+                drafter = load_drafter(args.drafter, target, args.block_size, args.drafter_path, **options)
+            print(
+                f"Load weight end. type=LlamaForCausalLM, dtype={args.dtype}, mem usage={weight_bytes / _GB:.2f} GB",
+                flush=True,
+            )
             self.facts = {
                 "weights_sha256": digest.result(),
                 "drafter_weights_sha256": drafter.weights_sha256 if drafter else None,
@@ -91,15 +94,19 @@ class Loaded:
                 "vocab_size": target.config.vocab_size,
             }
         scheduler = Scheduler(
-            target, tokenizer, drafter,
+            target,
+            tokenizer,
+            drafter,
             Verification(args.verification_mode, args.confidence_threshold, args.accept_threshold_single),
-            args.max_running_requests, args.random_seed)
+            args.max_running_requests,
+            args.random_seed,
+        )
         _warm_up(scheduler)
         return scheduler
 
     def server_info(self, scheduler: Scheduler, throughput: float) -> dict[str, Any]:
         """``/server_info``: effective settings under SGLang's names where it has one."""
-        args, facts, totals = self.args, self.facts, scheduler.totals
+        args, facts, totals = self.args, self.facts, scheduler.recent
         state: dict[str, Any] = {
             "last_gen_throughput": throughput,
             "effective_max_running_requests_per_dp": args.max_running_requests,
@@ -138,11 +145,14 @@ class Loaded:
             "speculative_algorithm": drafter.upper() if drafter else None,
             "speculative_draft_model_path": str(args.drafter_path) if args.drafter_path else None,
             "speculative_num_draft_tokens": facts["num_draft_tokens"],
-            "speculative_accept_threshold_single":
-                args.accept_threshold_single if args.verification_mode == "relaxed" else 1.0,
+            "speculative_accept_threshold_single": args.accept_threshold_single
+            if args.verification_mode == "relaxed"
+            else 1.0,
             "drafter": args.drafter,
             "drafter_weights_sha256": facts["drafter_weights_sha256"],
             "block_size": facts["num_draft_tokens"],
+            "ngram_min": args.ngram_min if args.drafter == "ngram" else None,
+            "ngram_max": args.ngram_max if args.drafter == "ngram" else None,
             "verification_mode": args.verification_mode,
             "confidence_threshold": args.confidence_threshold if args.verification_mode == "dynamic" else None,
             "lossless": args.verification_mode != "relaxed",
@@ -160,6 +170,7 @@ def _pack(target: Any) -> None:
 
 def _warm_up(scheduler: Scheduler) -> None:
     """Generate a little, greedy and sampled, so that the first client meets allocated memory and compiled kernels."""
+
     def ignore(output: Output) -> None: ...
 
     prompt = scheduler.tokenizer.encode("The quick brown fox jumps over the lazy dog.")
@@ -167,4 +178,4 @@ def _warm_up(scheduler: Scheduler) -> None:
         scheduler.add(Request("warm-up", prompt, SamplingParams(temperature), _WARM_UP_TOKENS, ignore))
         while not scheduler.idle:
             scheduler.step()
-    scheduler.totals = Totals()
+    scheduler.flush()

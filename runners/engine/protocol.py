@@ -14,7 +14,6 @@ from runners.engine.request import Finish, Output
 from runners.engine.sampling import SamplingParams
 from runners.engine.tokenizer import Tokenizer
 
-
 Body = TypeVar("Body", bound=BaseModel)
 
 
@@ -118,7 +117,12 @@ def parse_generate(body: Any, tokenizer: Tokenizer, limits: Limits) -> Ask:
     prompt = parsed.input_ids if parsed.input_ids is not None else tokenizer.encode(parsed.text or "")
     sampling = _sampling(options.temperature, options.top_p, options.top_k, options.min_p, options.sampling_seed)
     return _ask(
-        parsed, limits, prompt, sampling, options.max_new_tokens, options,
+        parsed,
+        limits,
+        prompt,
+        sampling,
+        options.max_new_tokens,
+        options,
         top_logprobs=parsed.top_logprobs_num if parsed.return_logprob or parsed.top_logprobs_num else None,
     )
 
@@ -144,11 +148,17 @@ def parse_completion(body: Any, tokenizer: Tokenizer, limits: Limits) -> Ask:
 def _openai_ask(parsed: _OpenAIBody, limits: Limits, prompt: list[int], default_tokens: int | None) -> Ask:
     if parsed.logprobs:
         raise BadRequest("logprobs is not served here; use /generate with return_logprob.")
-    sampling = _sampling(1.0 if parsed.temperature is None else parsed.temperature,
-                         1.0 if parsed.top_p is None else parsed.top_p, parsed.top_k, parsed.min_p, parsed.seed)
+    sampling = _sampling(
+        1.0 if parsed.temperature is None else parsed.temperature,
+        1.0 if parsed.top_p is None else parsed.top_p,
+        parsed.top_k,
+        parsed.min_p,
+        parsed.seed,
+    )
     tokens = parsed.max_completion_tokens or parsed.max_tokens or default_tokens
-    return _ask(parsed, limits, prompt, sampling, tokens, parsed, model=parsed.model,
-                options=parsed.stream_options or {})
+    return _ask(
+        parsed, limits, prompt, sampling, tokens, parsed, model=parsed.model, options=parsed.stream_options or {}
+    )
 
 
 def _ask(
@@ -169,12 +179,14 @@ def _ask(
         raise BadRequest(f"Token id {bad[0]} is outside the vocabulary of {limits.vocab_size} tokens.")
     if len(prompt) >= context:
         raise BadRequest(
-            f"The input ({len(prompt)} tokens) is longer than the model's context length ({context} tokens).")
+            f"The input ({len(prompt)} tokens) is longer than the model's context length ({context} tokens)."
+        )
     room = context - len(prompt)
     if max_new_tokens is not None and max_new_tokens > room:
         raise BadRequest(
             f"Requested token count exceeds the model's maximum context length of {context} tokens: {len(prompt)} "
-            f"tokens of input and {max_new_tokens} tokens of output. Ask for at most {room} tokens of output.")
+            f"tokens of input and {max_new_tokens} tokens of output. Ask for at most {room} tokens of output."
+        )
     if max_new_tokens == 0:
         raise BadRequest("max_new_tokens must be at least 1.")
     stop = (ends.stop,) if isinstance(ends.stop, str) else tuple(ends.stop or ())
@@ -182,9 +194,16 @@ def _ask(
     tokens = frozenset() if ends.ignore_eos else limits.eos_token_ids | set(ends.stop_token_ids or ())
     options = options or {}
     return Ask(
-        prompt=prompt, sampling=sampling, max_new_tokens=room if max_new_tokens is None else max_new_tokens,
-        stop=tuple(text for text in stop if text), stop_token_ids=tokens, top_logprobs=top_logprobs,
-        stream=parsed.stream, rid=parsed.rid, model=model, include_usage=bool(options.get("include_usage")),
+        prompt=prompt,
+        sampling=sampling,
+        max_new_tokens=room if max_new_tokens is None else max_new_tokens,
+        stop=tuple(text for text in stop if text),
+        stop_token_ids=tokens,
+        top_logprobs=top_logprobs,
+        stream=parsed.stream,
+        rid=parsed.rid,
+        model=model,
+        include_usage=bool(options.get("include_usage")),
         continuous_usage=bool(options.get("continuous_usage_stats")),
     )
 
@@ -210,7 +229,7 @@ def _validate(kind: type[Body], body: Any, prefix: str = "") -> Body:
     try:
         return kind.model_validate(body)
     except ValidationError as error:
-        raise BadRequest("; ".join(_explain(kind, item, prefix) for item in error.errors()) + ".") from error
+        raise BadRequest("; ".join(_explain(kind, item, prefix) for item in error.errors())) from error
 
 
 def _explain(kind: type[BaseModel], item: Mapping[str, Any], prefix: str) -> str:
@@ -250,8 +269,13 @@ class Snapshot:
     @property
     def usage(self) -> dict[str, Any]:
         done = len(self.ids)
-        return {"prompt_tokens": self.prompt_tokens, "total_tokens": self.prompt_tokens + done,
-                "completion_tokens": done, "prompt_tokens_details": None, "reasoning_tokens": 0}
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "total_tokens": self.prompt_tokens + done,
+            "completion_tokens": done,
+            "prompt_tokens_details": None,
+            "reasoning_tokens": 0,
+        }
 
 
 def generate_body(snapshot: Snapshot) -> dict[str, Any]:
@@ -280,6 +304,7 @@ class OpenAIWriter:
     def chunks(self, snapshot: Snapshot) -> list[dict[str, Any]]:
         """What this state of the output adds to what was sent: deltas, then the finish and the usage."""
         parts: list[dict[str, Any]] = []
+        piece: dict[str, Any]
         usage = {"usage": snapshot.usage} if self._ask.continuous_usage else {}
         none = {"logprobs": None, "finish_reason": None, "matched_stop": None}
         if self._chat and not self._opened:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,7 +34,7 @@ class Verification:
     of them with a lossy acceptance rule."""
 
     mode: str = "static"
-    confidence_threshold: float = 0.5
+    confidence_threshold: float = 0.3
     """dynamic: least probability that a draft is reached and accepted for it to be verified."""
     accept_threshold: float = 0.3
     """relaxed: a draft at least so many times as likely as the likeliest token is accepted."""
@@ -42,7 +42,7 @@ class Verification:
 
 @dataclass
 class Totals:
-    """Sums over requests since the start or the last reset."""
+    """Sums over requests."""
 
     verify_ct: int = 0
     correct: int = 0
@@ -50,6 +50,9 @@ class Totals:
     output_tokens: int = 0
     prompt_tokens: int = 0
     requests: int = 0
+
+    def since(self, before: Totals) -> Totals:
+        return Totals(**{f.name: getattr(self, f.name) - getattr(before, f.name) for f in fields(self)})
 
 
 @dataclass(eq=False)
@@ -85,7 +88,8 @@ class Scheduler:
         if verification.mode == "dynamic" and not (drafter and drafter.gives_confidence):
             raise ValueError(
                 f"verification mode 'dynamic' needs a drafter with a confidence head; drafter "
-                f"{drafter.name if drafter else 'none'!r} has none (use 'static')")
+                f"{drafter.name if drafter else 'none'!r} has none (use 'static')"
+            )
         self.target, self.tokenizer, self.drafter, self.verification = target, tokenizer, drafter, verification
         self.max_running_requests = max_running_requests
         self._seed = seed
@@ -93,6 +97,8 @@ class Scheduler:
         self.waiting: deque[Output] = deque()
         self.running: list[_Running] = []
         self.totals = Totals()
+        """Since the start; never set back, as Prometheus counters must not be."""
+        self._flushed = Totals()
 
     # Requests ---------------------------------------------------------------------------------------------------
 
@@ -109,6 +115,17 @@ class Scheduler:
         for running in [r for r in self.running if rid in (None, r.request.rid)]:
             self.running.remove(running)
             self._end(running.output, finish)
+
+    def flush(self) -> bool:
+        """Let ``recent`` count from now. Refused (False) while a request waits or runs, as in SGLang."""
+        if self.idle:
+            self._flushed = replace(self.totals)
+        return self.idle
+
+    @property
+    def recent(self) -> Totals:
+        """Totals since the last flush."""
+        return self.totals.since(self._flushed)
 
     @property
     def idle(self) -> bool:
@@ -203,7 +220,8 @@ class Scheduler:
         flat = torch.tensor([token for row in tokens for token in row])
         layers = self.drafter.capture_layers if self.drafter else ()
         result: tuple[Tensor, Tensor | None] = self.target(
-            flat, [r.cache for r in batch], [len(row) for row in tokens], layers)
+            flat, [r.cache for r in batch], [len(row) for row in tokens], layers
+        )
         return result
 
     def _propose(self, batch: list[_Running]) -> list[Draft | None]:
@@ -282,4 +300,5 @@ def _add_logprobs(output: Output, tokens: list[int], logits: Tensor, top: int) -
         values, ids = logprobs.topk(top, -1)
         output.top_logprobs += [
             [[value, token, None] for value, token in zip(*pair, strict=True)]
-            for pair in zip(values.tolist(), ids.tolist(), strict=True)]
+            for pair in zip(values.tolist(), ids.tolist(), strict=True)
+        ]

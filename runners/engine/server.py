@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +24,7 @@ from runners.engine.loading import Loaded
 from runners.engine.metrics_text import RequestTimes, render
 from runners.engine.protocol import Ask, BadRequest, Limits, OpenAIWriter, Snapshot
 from runners.engine.request import Finish, Output, Request
-from runners.engine.scheduler import Scheduler, Totals
+from runners.engine.scheduler import Scheduler
 from runners.engine.tokenizer import Tokenizer
 from runners.engine.worker import EngineFailed, Worker
 
@@ -54,17 +54,21 @@ class Server:
         self._stop = stop
         self._stopping = False
         self._scheduler: Scheduler | None = None
-        self.worker = Worker(self._load, lambda: self._loop.call_soon_threadsafe(self._state_changed))
+        self.worker = Worker(self._load, self._on_state)
 
     def _load(self) -> Scheduler:
         self._scheduler = self.loaded.load()
         return self._scheduler
 
+    def _on_state(self) -> None:  # on the engine's thread
+        self._loop.call_soon_threadsafe(self._state_changed)
+
     def _state_changed(self) -> None:
         if self.worker.state == "ready":
             print(READY_LINE, flush=True)
         elif self._scheduler is None:
-            print(f"error: cannot load: {self.worker.failure}", file=sys.stderr, flush=True)
+            failure = self.worker.failure
+            print(f"error: cannot load: {type(failure).__name__}: {failure}", file=sys.stderr, flush=True)
             self._stop(EXIT_LOAD_FAILED)
 
     def application(self) -> web.Application:
@@ -149,8 +153,9 @@ class Server:
                 with suppress(RuntimeError):  # the loop is closed
                     self._loop.call_soon_threadsafe(entry.queue.put_nowait, snapshot)
 
-        request = Request(rid, ask.prompt, ask.sampling, ask.max_new_tokens, update, ask.stop, ask.stop_token_ids,
-                          ask.top_logprobs)
+        request = Request(
+            rid, ask.prompt, ask.sampling, ask.max_new_tokens, update, ask.stop, ask.stop_token_ids, ask.top_logprobs
+        )
         finished = False
         try:
             await asyncio.wrap_future(self.worker.call(lambda scheduler: scheduler.add(request)))
@@ -202,16 +207,38 @@ class Server:
     async def models(self, http: web.Request) -> web.Response:
         self._ready()
         name = self.args.served_model_name
-        return _response({"object": "list", "data": [{
-            "id": name, "object": "model", "created": int(self.loaded.started), "owned_by": "embedded", "root": name,
-            "parent": None, "max_model_len": self.loaded.facts["context_length"]}]})
+        return _response(
+            {
+                "object": "list",
+                "data": [
+                    {
+                        "id": name,
+                        "object": "model",
+                        "created": int(self.loaded.started),
+                        "owned_by": "embedded",
+                        "root": name,
+                        "parent": None,
+                        "max_model_len": self.loaded.facts["context_length"],
+                    }
+                ],
+            }
+        )
 
     async def model_info(self, http: web.Request) -> web.Response:
         self._ready()
-        return _response({
-            "model_path": self.args.model_path, "tokenizer_path": self.args.model_path, "is_generation": True,
-            "preferred_sampling_params": None, "weight_version": "default", "has_image_understanding": False,
-            "has_audio_understanding": False, "model_type": "llama", "architectures": ["LlamaForCausalLM"]})
+        return _response(
+            {
+                "model_path": self.args.model_path,
+                "tokenizer_path": self.args.model_path,
+                "is_generation": True,
+                "preferred_sampling_params": None,
+                "weight_version": "default",
+                "has_image_understanding": False,
+                "has_audio_understanding": False,
+                "model_type": "llama",
+                "architectures": ["LlamaForCausalLM"],
+            }
+        )
 
     async def server_info(self, http: web.Request) -> web.Response:
         self._ready()
@@ -223,12 +250,7 @@ class Server:
         """Sets the totals back; there is no cache between requests. Refused while a request runs, as SGLang does."""
         self._ready()
 
-        def reset(scheduler: Scheduler) -> bool:
-            if scheduler.idle:
-                scheduler.totals = Totals()
-            return scheduler.idle
-
-        if await asyncio.wrap_future(self.worker.call(reset)):
+        if await asyncio.wrap_future(self.worker.call(Scheduler.flush)):
             return web.Response(text="Cache flushed.\n")
         return web.Response(status=400, text="Flush cache failed.\n")
 
@@ -240,22 +262,8 @@ class Server:
         return web.Response()
 
     async def metrics(self, http: web.Request) -> web.Response:
-        totals, scheduler = self._ready().totals, self._ready()
-        steps, proposed = totals.verify_ct, totals.proposed
-        numbers = [
-            ("prompt_tokens_total", "counter", "Number of prefill tokens processed.", totals.prompt_tokens),
-            ("generation_tokens_total", "counter", "Number of generation tokens processed.", totals.output_tokens),
-            ("num_requests_total", "counter", "Number of requests processed.", totals.requests),
-            ("spec_verify_calls_total", "counter", "Number of speculative decoding verification calls.", steps),
-            ("num_running_reqs", "gauge", "The number of running requests.", len(scheduler.running)),
-            ("num_queue_reqs", "gauge", "The number of requests in the waiting queue.", len(scheduler.waiting)),
-            ("gen_throughput", "gauge", "The generation throughput (token/s).", self.worker.gen_throughput),
-            ("spec_accept_length", "gauge", "Mean acceptance length since the last flush, bonus token included.",
-             1 + totals.correct / steps if steps else 0.0),
-            ("spec_accept_rate", "gauge", "Accepted drafts / proposed drafts since the last flush.",
-             totals.correct / proposed if proposed else 0.0),
-        ]
-        text = render(self.args.served_model_name, numbers, self.times)
+        scheduler = self._ready()
+        text = render(self.args.served_model_name, scheduler, self.worker.gen_throughput, self.times)
         return web.Response(text=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def end_requests(self) -> None:
@@ -285,11 +293,12 @@ async def _json(http: web.Request) -> dict[str, Any]:
 
 
 @web.middleware
-async def _errors(http: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
-    openai = http.path.startswith("/v1/")
+async def _errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    openai = request.path.startswith("/v1/")
     try:
-        response: web.StreamResponse = await handler(http)
-        return response
+        return await handler(request)
     except BadRequest as error:
         return _response(protocol.error_body(str(error), openai, 400), 400)
     except EngineFailed as error:

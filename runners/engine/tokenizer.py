@@ -22,7 +22,9 @@ class Tokenizer:
         config_file, template_file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
         config: dict[str, Any] = json.loads(config_file.read_text()) if config_file.exists() else {}
         source = template_file.read_text() if template_file.exists() else config.get("chat_template")
-        self._specials = {name: _content(config.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+        self._specials = {
+            name: _content(config.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")
+        }
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
         environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
@@ -47,7 +49,8 @@ class Tokenizer:
             raise ValueError("this model has no chat template; use /generate or /v1/completions")
         try:
             text = self._template.render(
-                messages=messages, add_generation_prompt=True, **self._specials, **(variables or {}))
+                messages=messages, add_generation_prompt=True, **self._specials, **(variables or {})
+            )
         except TemplateError as error:
             raise ValueError(f"the chat template refused the messages: {error}") from error
         # The template writes the special tokens itself.

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from runners.engine.fetch import ModelUnavailable
 from runners.engine.request import Finish
 from runners.engine.scheduler import Scheduler
 
 _THROUGHPUT_WINDOW_S = 1.0
+_USER_ERRORS = (ModelUnavailable, ValueError, OSError)
 
 
 class EngineFailed(RuntimeError):
@@ -56,7 +58,9 @@ class Worker:
             self._set("ready")
             self._loop(scheduler)
         except BaseException as error:
-            traceback.print_exc()
+            # A model or drafter that cannot be loaded is the user's to mend: the message says it all.
+            if scheduler is not None or not isinstance(error, _USER_ERRORS):
+                traceback.print_exc()
             with self._wake:
                 self.failure = error
                 self.state = "failed"
@@ -85,9 +89,7 @@ class Worker:
                 scheduler.step()
             elapsed = time.monotonic() - since
             done = scheduler.totals.output_tokens
-            if done < tokens:  # the totals were reset
-                since, tokens = time.monotonic(), done
-            elif elapsed >= _THROUGHPUT_WINDOW_S or (scheduler.idle and done > tokens):
+            if elapsed >= _THROUGHPUT_WINDOW_S or (scheduler.idle and done > tokens):
                 self.gen_throughput = (done - tokens) / elapsed
                 since, tokens = time.monotonic(), done
 
