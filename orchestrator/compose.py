@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import yaml
@@ -32,12 +33,20 @@ from orchestrator.server_config import check_combination
 
 CONFIG_NAME = "config"
 VERSION_BASE = "1.3"
+_FAULTS = (HydraException, OmegaConfBaseException, ValueError, AttributeError, AssertionError, yaml.YAMLError)
+"""What Hydra and OmegaConf raise for a wrong configuration; some of it is not wrapped by them."""
 _DERIVED = ("configs", "command_line", "sweep")
 """Fields of Experiment that no config file has."""
 
 
 def load(overrides: Sequence[str], sweep: str | None = None) -> Experiment:
     """The experiment that these overrides describe. Raises ConfigError for everything that is wrong with it."""
+    return _load(tuple(overrides)).model_copy(update={"sweep": sweep})
+
+
+@cache
+def _load(overrides: tuple[str, ...]) -> Experiment:
+    # Kept, so that a job runs what was checked before the first one started, and need not compose it again.
     with hydra():
         base = _resolved(overrides)
         raw_arms = base["arms"]
@@ -49,7 +58,7 @@ def load(overrides: Sequence[str], sweep: str | None = None) -> Experiment:
                 raise ConfigError(f"arms.{name}", f"{own!r} is not a list of overrides", hint="[drafter=none]")
             check_arm(name, own)
             composed[name] = _resolved([*overrides, *own], arm=name)
-    experiment = _validated(base, composed, overrides, sweep)
+    experiment = _validated(base, composed, overrides)
     _check_combinations(experiment)
     check_taken(experiment)
     _check_distinct(experiment)
@@ -75,7 +84,7 @@ def expand(overrides: Sequence[str]) -> list[list[str]]:
                 [f"{key}={value}" for key, value in params.items()]
             )
             (jobs,) = BasicSweeper.split_arguments(swept + parsed, None)
-        except (HydraException, OmegaConfBaseException, ValueError) as error:
+        except _FAULTS as error:
             raise explain_hydra(error, overrides, loader, _composed) from error
     return jobs
 
@@ -99,16 +108,14 @@ def _resolved(overrides: Sequence[str], arm: str | None = None) -> dict[str, Any
     loader = GlobalHydra.instance().config_loader()
     try:
         config = OmegaConf.to_container(_composed(overrides), resolve=True, throw_on_missing=True)
-    except (HydraException, OmegaConfBaseException, ValueError, yaml.YAMLError) as error:
+    except _FAULTS as error:
         told = explain_hydra(error, overrides, loader, _composed)
         raise told if arm is None else told.within(f"arm {arm}") from error
     assert isinstance(config, dict)
     return {str(key): value for key, value in config.items()}
 
 
-def _validated(
-    base: dict[str, Any], composed: dict[str, dict[str, Any]], overrides: Sequence[str], sweep: str | None
-) -> Experiment:
+def _validated(base: dict[str, Any], composed: dict[str, dict[str, Any]], overrides: Sequence[str]) -> Experiment:
     """Raises ConfigError; a fault that every arm has is told once, without an arm's name."""
     whole = {key: value for key, value in base.items() if key not in ARM_KEYS}
     by_arm: dict[str, list[ConfigError]] = {}
@@ -124,7 +131,6 @@ def _validated(
     derived = {
         "configs": configs,
         "command_line": [text for text in overrides if not Override.of(text).of_hydra],
-        "sweep": sweep,
     }
     try:
         experiment = Experiment.model_validate({**whole, **derived})

@@ -25,7 +25,7 @@ def explain(error: Exception, overrides: Sequence[str], loader: ConfigLoader, co
     if isinstance(error, MissingConfigException) and error.options is not None:
         return _no_such_option(error, overrides)
     if isinstance(error, OverrideParseException):
-        return _unreadable(error, overrides)
+        return _unreadable(error, overrides, loader)
     if isinstance(error, MissingMandatoryValue):
         return _no_value(error, loader)
     if isinstance(error, ConfigCompositionException):
@@ -86,17 +86,20 @@ def _not_a_choice(overrides: Sequence[str], loader: ConfigLoader) -> ConfigError
     return None
 
 
-def _unreadable(error: OverrideParseException, overrides: Sequence[str]) -> ConfigError:
+def _unreadable(error: OverrideParseException, overrides: Sequence[str], loader: ConfigLoader) -> ConfigError:
     text = str(error.override)
     # Hydra's parser names the rest of the line in some cases; the override as typed is the one it is part of.
-    text = next((typed for typed in overrides if text in typed), text)
+    text = text if text in overrides else next((typed for typed in overrides if text in typed), text)
+    near = None
     if "=" not in text and not text.startswith("~"):
+        near = nearest(text, options(loader, "experiment"))  # the name alone is what one types first
         hint = "an override is key=value; a key is removed with ~key"
     elif re.search(r"[\[{,][^\"']*=", text.partition("=")[2]):
         hint = 'quote overrides inside a list: \'+arms.NAME=["drafter=dspine","verification=dynamic"]\''
     else:
         hint = "quote a value with special characters, once for the shell and once for Hydra: 'key=\"a b, c\"'"
-    return ConfigError(text, "cannot be read as an override", hint=hint)
+    nearest_text = f"+experiment={near}" if near else None
+    return ConfigError(text, "cannot be read as an override", nearest=nearest_text, hint=hint)
 
 
 def _no_value(error: MissingMandatoryValue, loader: ConfigLoader) -> ConfigError:

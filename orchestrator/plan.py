@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestrator.identity import arm_content, comparison_key, content_hash, trial_key
 from orchestrator.schema import ArmConfig, Experiment, LoadPoint
+from orchestrator.server_config import drafter_extras
 
 
 @dataclass(frozen=True)
@@ -151,10 +152,10 @@ def _compared(arm: ArmConfig) -> dict[str, Any]:
     sent["prompts"] = content_hash([prompt.model_dump(mode="json") for prompt in arm.suite.prompts])
     server = {key: value for key, value in arm.server.items() if key != "engine"}
     if "server_args" in server:
-        drafter = arm.drafter
+        args, env = drafter_extras(arm)
         server["server_args"] = {**arm.target.server_args, **arm.server_args}
         server["env"] = {**arm.target.env, **arm.env}
-        server["drafter"] = {**server["drafter"], "server_args": drafter.server_args, "env": drafter.env}
+        server["drafter"] = {**server["drafter"], "server_args": args, "env": env}
         server["runner"] = {**server["runner"], "image": getattr(arm.runner, "image", None)}
     return {**server, "suite": sent, "load": arm.load.model_dump(mode="json")}
 

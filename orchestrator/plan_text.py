@@ -84,7 +84,11 @@ def launch_command(arm: ArmConfig) -> str:
             from runners.embedded import command
         except ImportError:
             return "(the embedded engine is not installed)"
-        return shlex.join(command(arm.server, start_options(arm).get("port") or 0))
+        port = start_options(arm)["port"]
+        words = command(arm.server, port or 0)
+        if port is None:
+            words[words.index("--port") + 1] = "FREE_PORT"
+        return shlex.join(words)
     if arm.runner.kind == "attach":
         return f"(already running: {arm.runner.url})"
     return f"(SGLang, runner={arm.runner.kind}: its exact command comes with that runner, in a later release)"

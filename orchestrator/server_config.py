@@ -10,6 +10,7 @@ from typing import Any
 
 from orchestrator.names import ConfigError, nearest
 from orchestrator.paths import local_path
+from orchestrator.schema.base import Env, Flags
 from orchestrator.schema.experiment import ArmConfig
 from orchestrator.schema.server import KNOBS, Drafter, Verification
 
@@ -17,6 +18,7 @@ _EMBEDDED_TARGET = (
     "name", "path", "revision", "sha256", "dtype", "context_length", "max_running_requests", "tokenizer_path",
     "chat_template",
 )  # fmt: skip
+_EMBEDDED_DTYPES = ("float32", "bfloat16")
 _EMBEDDED_KNOBS = frozenset({"block_size", "ngram_min", "ngram_max"})
 _SGLANG_KNOBS = KNOBS - {"ngram_min", "ngram_max"}
 _SGLANG_UNUSED_TARGET = frozenset({"plain_tok_s", "server_args", "env"})
@@ -83,12 +85,17 @@ def server_config(arm: ArmConfig) -> dict[str, Any]:
             config["attention"]["draft_backend"] = arm.attention.draft_backend
     if not embedded:
         config["node"] = _dump(arm.node)
-        drafter = arm.drafter
-        config["server_args"] = {**arm.target.server_args, **drafter.server_args, **arm.server_args}
-        config["env"] = {**arm.target.env, **drafter.env, **arm.env}
-        if drafter.plugin is not None and arm.runner.kind == "docker":
-            config["runner"]["image"] = drafter.plugin.image
+        args, env = drafter_extras(arm)
+        config["server_args"] = {**arm.target.server_args, **args, **arm.server_args}
+        config["env"] = {**arm.target.env, **env, **arm.env}
+        if arm.drafter.plugin is not None and arm.drafter.speculates and arm.runner.kind == "docker":
+            config["runner"]["image"] = arm.drafter.plugin.image
     return config
+
+
+def drafter_extras(arm: ArmConfig) -> tuple[Flags, Env]:
+    """Server flags and environment that the drafter brings along; nothing where there is none."""
+    return (arm.drafter.server_args, arm.drafter.env) if arm.drafter.speculates else ({}, {})
 
 
 def start_options(arm: ArmConfig) -> dict[str, Any]:
@@ -143,6 +150,10 @@ def check_combination(arm: ArmConfig) -> None:
             f"{engine_name(arm)} does not have this attention backend",
             allowed=[f"attention={name}" for name in backends],
             hint=None if embedded else "sdpa is the embedded engine's: runner=embedded",
+        )
+    if embedded and arm.target.dtype not in _EMBEDDED_DTYPES:
+        raise ConfigError(
+            f"target.dtype={arm.target.dtype}", "the embedded engine cannot compute in it", allowed=_EMBEDDED_DTYPES
         )
     if embedded and (arm.node.kind != "local" or arm.node.gpus or arm.node.expect_gpu):
         raise ConfigError("node", "the embedded engine runs on the CPU of this machine", allowed=["node=local"])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, Self, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from orchestrator.names import ConfigError, nearest
 from orchestrator.schema.base import Env, Flags, Model, Name
@@ -102,6 +102,19 @@ class Drafter(Model):
     plugin: Plugin | None
     server_args: Flags
     env: Env
+
+    @model_validator(mode="after")
+    def _proposes_something(self) -> Self:
+        if self.speculates and (self.block_size is None or self.block_is is None):
+            raise ValueError("a drafter with an algorithm needs block_size and block_is")
+        if self.speculates and self.proposed_tokens < 1:
+            raise ValueError(
+                f"block_size={self.block_size} proposes nothing: the block of {self.name} holds the anchor, so it is "
+                "at least 2"
+            )
+        if self.topk == 1 and self.draft_tokens not in (None, (self.block_size or 0) + 1):
+            raise ValueError(f"draft_tokens={self.draft_tokens}: with topk=1 it is block_size + 1, or null")
+        return self
 
     @property
     def speculates(self) -> bool:

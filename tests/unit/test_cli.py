@@ -1,0 +1,228 @@
+"""The command: what it prints, what it refuses, what it starts; a sweep's failures do not hide each other."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator import cli, execute, hardware, preflight
+from orchestrator.paths import conf_dir
+from orchestrator.plan import Plan
+from orchestrator.schema import Experiment
+
+COMPARISON = ["suite=smoke_2", "name=one", '+arms.plain=["drafter=none"]', '+arms.ngram=["drafter=ngram"]']
+HEAVY = ("torch", "mlflow", "docker", "transformers", "numba", "scipy", "matplotlib")
+
+Run = Callable[[Experiment, Plan, Path], int]
+
+
+@pytest.fixture(autouse=True)
+def _a_laptop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hardware, "gpus", lambda: hardware.Gpus())
+
+
+def started(monkeypatch: pytest.MonkeyPatch, run: Run) -> list[tuple[Experiment, Plan, Path]]:
+    """Runs ``run`` in place of a measurement; returns what it is given."""
+    calls: list[tuple[Experiment, Plan, Path]] = []
+
+    def recorded(experiment: Experiment, plan: Plan, directory: Path) -> int:
+        calls.append((experiment, plan, directory))
+        return run(experiment, plan, directory)
+
+    monkeypatch.setattr(execute, "run", recorded)
+    return calls
+
+
+def never(experiment: Experiment, plan: Plan, directory: Path) -> int:
+    raise AssertionError("nothing may be started")
+
+
+def test_without_arguments_it_says_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    told = capsys.readouterr().err
+    for file in (conf_dir() / "experiment").glob("*.yaml"):
+        assert f"python -m orchestrator +experiment={file.stem} " in told
+
+
+def test_help_lists_every_group_and_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    told = capsys.readouterr().out
+    for file in conf_dir().glob("*/*.yaml"):
+        assert re.search(rf"^ +{file.parent.name} .*\b{file.stem}\b", told, re.M) or f"    {file.stem} " in told
+
+
+def test_a_plan_starts_and_writes_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started(monkeypatch, never)
+    assert cli.main([*COMPARISON, "suite.repeats=2", "action=plan"]) == 0
+    told = capsys.readouterr()
+    assert "preset=embedded" in told.err, "the preset is said aloud"
+    rows = [line.split()[:3] for line in told.out.split("trials, in the order")[1].splitlines()[2:6]]
+    assert rows == [["0", "plain", "0"], ["1", "ngram", "0"], ["1", "ngram", "1"], ["2", "plain", "1"]]
+    assert "3 server starts, 4 trials, 8 requests and 8 to warm up" in told.out
+    assert len(re.findall(r"-m runners\.engine .*--port FREE_PORT", told.out)) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plan_names_arms_that_cannot_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["+experiment=dspine_vs_dflash2", "preset=gpu", "action=plan"]) == 0
+    assert "arm dspine cannot run: drafter=dspine: no image with the vendor's code" in capsys.readouterr().out
+
+
+def test_a_plan_is_made_without_torch_mlflow_or_docker(tmp_path: Path) -> None:
+    script = (
+        "import sys; from orchestrator.cli import main; code = main(sys.argv[1:]);"
+        f"print('HEAVY', [name for name in {HEAVY} if name in sys.modules]); sys.exit(code)"
+    )
+    for arguments in (["--help"], ["+experiment=embedded_drafters", "preset=embedded", "action=plan"]):
+        done = subprocess.run(
+            [sys.executable, "-c", script, *arguments],
+            capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(Path(cli.__file__).parent.parent)},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == "HEAVY []"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["+experiment=dspin"], "error: +experiment=dspin: there is no experiment 'dspin'\n"),
+        (["--multrun", "+experiment=x"], "error: unrecognized arguments: --multrun\n"),
+        (["--config-dir", "nowhere", "+experiment=x"], "error: --config-dir: there is no folder nowhere\n"),
+        ([*COMPARISON, "runner=process"], "error: runner=process: comes with a later release"),
+        (
+            ["-m", *COMPARISON, "drafter.block_size=4,many"],
+            "error: drafter.block_size=many: drafter.block_size: 'many'",
+        ),
+        (["-m", *COMPARISON, "runner=embedded,docker"], "error: runner=embedded,docker: a sweep over runners needs"),
+        ([*COMPARISON, "target=hf_folder", "target.path=/no/folder"], "error: the baseline cannot run"),
+    ],
+)
+def test_what_is_wrong_is_refused_before_anything_starts(
+    arguments: list[str],
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    started(monkeypatch, never)
+    assert cli.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert "Traceback" not in error
+    assert list(tmp_path.iterdir()) == [], "not even a folder"
+
+
+def test_hydra_full_error_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(ValueError, match="there is no experiment") as caught:
+        cli.main(["+experiment=dspin"])
+    assert caught.value.__cause__ is not None, "Hydra's own error is kept"
+
+
+def test_a_comparison_runs_in_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls = started(monkeypatch, lambda experiment, plan, directory: 0)
+    assert cli.main([*COMPARISON, "seed=3"]) == 0
+    assert cli.main([*COMPARISON, "seed=3"]) == 0
+    (experiment, plan, first), (_, again, second) = calls
+    assert first.parent == second.parent == tmp_path / "runs" / "one"
+    assert first != second
+    assert experiment.sweep is None
+    assert experiment.command_line == ("preset=embedded", *COMPARISON, "seed=3")
+    assert {arm.seed for arm in experiment.configs.values()} == {3}
+    assert plan == again, "equal content, equal keys"
+    assert json.loads((first / "outcome.json").read_text())["code"] == 0
+    assert not list(first.glob("*.log")), "Hydra leaves no log file"
+
+
+@pytest.mark.parametrize("code", [1, 130])
+def test_the_exit_code_of_a_run_is_the_command_s(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    started(monkeypatch, lambda experiment, plan, directory: code)
+    assert cli.main(COMPARISON) == code
+
+
+def test_a_failed_comparison_does_not_hide_the_others(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def run(experiment: Experiment, plan: Plan, directory: Path) -> int:
+        block = experiment.configs["ngram"].drafter.block_size
+        if block == 4:
+            raise RuntimeError("a bug")
+        return int(block == 6)
+
+    calls = started(monkeypatch, run)
+    assert cli.main(["-m", *COMPARISON, "drafter.block_size=4,6,8"]) == 1
+    assert [experiment.configs["ngram"].drafter.block_size for experiment, _, _ in calls] == [4, 6, 8]
+    folders = [directory for _, _, directory in calls]
+    assert {folder.parent for folder in folders} == {folders[0].parent}
+    assert {experiment.sweep for experiment, _, _ in calls} == {folders[0].parent.name}
+    assert folders[0].parent.parent == tmp_path / "runs" / "one"
+    plain = {next(trial.key for trial in plan.trials if trial.arm == "plain") for _, plan, _ in calls}
+    assert len(plain) == 3, "the plain arm is measured again in every comparison"
+    told = capsys.readouterr()
+    assert "1 of 3 comparisons went well" in told.out
+    assert re.search(r"failed: .*drafter.block_size=4: RuntimeError: a bug", told.out)
+    assert re.search(r"failed: .*drafter.block_size=6: ended with exit code 1", told.out)
+
+
+def test_a_signal_ends_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = started(monkeypatch, lambda experiment, plan, directory: 130)
+    assert cli.main(["-m", *COMPARISON, "drafter.block_size=4,6"]) == 130
+    assert len(calls) == 1
+
+
+def test_allowed_gaps_leave_an_arm_out_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = started(monkeypatch, lambda experiment, plan, directory: 0)
+    gap = [*COMPARISON, '+arms.eagle=["drafter=eagle3"]']
+    assert cli.main(gap) == 2
+    assert cli.main([*gap, "allow_missing_arms=true"]) == 0
+    ((_, plan, _),) = calls
+    assert {session.arm.name for session in plan.sessions} == {"plain", "ngram"}
+    assert plan.missing["eagle"].startswith("drafter=eagle3: the embedded engine does not have it")
+
+
+def test_a_folder_of_one_s_own_groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls = started(monkeypatch, lambda experiment, plan, directory: 0)
+    (tmp_path / "own" / "load").mkdir(parents=True)
+    two = (conf_dir() / "load" / "single.yaml").read_text().replace("single", "two").replace("[1]", "[2]")
+    (tmp_path / "own" / "load" / "two.yaml").write_text(two)
+    assert cli.main(["--config-dir", "own", *COMPARISON, "load=two"]) == 0
+    assert calls[0][0].configs["plain"].load.concurrency == (2,)
+
+
+def test_hydra_shows_its_config(capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*COMPARISON, "--cfg", "job"]) == 0
+    assert "name: one" in capfd.readouterr().out
+
+
+def test_it_works_from_another_folder_and_from_a_wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """conf_dir() finds conf/ inside the package (a wheel), else beside it (a checkout)."""
+    from orchestrator import paths
+
+    package = tmp_path / "site" / "orchestrator"
+    for folder in (package.parent / "conf", package / "conf"):
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text("")
+        monkeypatch.setattr(paths, "_PACKAGE", package)
+        assert paths.conf_dir() == folder
+    monkeypatch.setattr(paths, "_PACKAGE", tmp_path / "nothing")
+    with pytest.raises(FileNotFoundError, match="incomplete"):
+        paths.conf_dir()
+
+
+def test_torch_is_looked_for_before_the_embedded_engine_is_started(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started(monkeypatch, never)
+    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
+    assert cli.main(COMPARISON) == 2
+    assert "pip install" in capsys.readouterr().err

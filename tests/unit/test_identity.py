@@ -1,0 +1,142 @@
+"""A changed anything that can change a result is another key; what cannot is not."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import identity
+from orchestrator.plan import make_plan
+from orchestrator.schema import ArmConfig, Experiment
+from tests import plan_factory
+from tests.unit.test_plan import FACTS, experiment
+
+Change = Callable[[dict[str, Any]], None]
+
+
+def changed(one: Experiment, change: Change, arm: str = "b") -> Experiment:
+    data = one.configs[arm].model_dump()
+    change(data)
+    return one.model_copy(update={"configs": {**one.configs, arm: ArmConfig.model_validate(data)}})
+
+
+def keys(one: Experiment, facts: dict[str, Any] = FACTS) -> list[str]:
+    return [trial.key for trial in make_plan(one, facts).trials]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d["target"].update(dtype="bfloat16"),
+        lambda d: d["target"].update(revision="abc"),
+        lambda d: d["target"].update(sha256="abc"),
+        lambda d: d["target"].update(context_length=1024),
+        lambda d: d["drafter"].update(block_size=8),
+        lambda d: d["verification"].update(mode="relaxed", accept_threshold_single=0.5),
+        lambda d: d["runner"].update(threads=1),
+        lambda d: d.update(seed=1),
+        lambda d: d["suite"].update(temperature=0.7),
+        lambda d: d["suite"].update(seed=1),
+        lambda d: d["suite"].update(ignore_eos=True),
+        lambda d: d["suite"]["max_new_tokens"].update(default=8),
+        lambda d: d["suite"]["prompts"][0]["messages"][0].update(content="another"),
+        lambda d: d["load"].update(concurrency=[2]),
+        lambda d: d["load"].update(warmup_requests=0),
+        lambda d: d["load"].update(request_timeout_s=1.0),
+    ],
+)
+def test_what_can_change_a_result_changes_every_key_of_the_comparison(change: Change) -> None:
+    one = experiment("plain", "b")
+    assert not set(keys(one)) & set(keys(changed(one, change)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d["suite"].update(description="told otherwise"),
+        lambda d: d["suite"]["max_new_tokens"].update(qwen3_8_27b=8),  # another target's limit
+        lambda d: d["target"].update(mem_fraction_static=0.5),  # the embedded engine has no such setting
+        lambda d: d["target"].update(plain_tok_s=99.0),
+        lambda d: d["drafter"].update(draft_window=512),  # this drafter has no such knob
+        lambda d: d["verification"].update(confidence_threshold=0.9),  # static
+        lambda d: d["runner"].update(port=8123, ready_timeout_s=5.0, start_s=1.0),
+        lambda d: d.update(env={"A": "1"}),
+        lambda d: d.update(overrides=["drafter=b", "seed=0"]),
+    ],
+)
+def test_what_cannot_change_a_result_changes_no_key(change: Change) -> None:
+    one = experiment("plain", "b")
+    assert keys(one) == keys(changed(one, change))
+
+
+def test_values_that_a_plain_arm_does_not_use_are_dropped() -> None:
+    one = experiment("plain", "b")
+    other = changed(one, lambda d: d["drafter"].update(block_size=4, draft_window=9), "plain")
+    assert keys(one) == keys(other)
+    assert other.configs["plain"].server["drafter"] == {
+        "name": "none", "algorithm": None, "proposed_tokens": 0, "verify_window": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("hardware", {"cpu": "b"}),
+        ("engine", {"embedded": {"sources": "2"}, "sglang": {}}),
+        ("record_schema", 2),
+        ("weights", {"smollm2_135m": "abc"}),
+    ],
+)
+def test_hardware_engine_weights_and_record_schema_are_part_of_a_key(part: str, value: Any) -> None:
+    one = experiment("plain", "b")
+    assert not set(keys(one)) & set(keys(one, {**FACTS, part: value}))
+
+
+def test_the_order_and_the_place_in_it_are_part_of_a_key() -> None:
+    one = experiment("plain", "b")
+    assert len(set(keys(one))) == 4
+    assert not set(keys(one)) & set(keys(one.model_copy(update={"order": "once"})))
+
+
+def test_the_plain_arm_of_one_comparison_does_not_stand_in_for_that_of_another() -> None:
+    assert not set(keys(experiment("plain", "b"))) & set(keys(experiment("plain", "b", "c")))
+
+
+def test_weights_count_by_content_not_by_place(tmp_path: Path) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / "model.safetensors").write_bytes(b"weights")
+    here, there = (identity.weights_hash(str(tmp_path / name)) for name in ("here", "there"))
+    assert here == there is not None
+    identity.weights_hash.cache_clear()
+    (tmp_path / "there" / "README.md").write_text("a model card is not loaded")
+    assert identity.weights_hash(str(tmp_path / "there")) == here
+    identity.weights_hash.cache_clear()
+    (tmp_path / "there" / "model.safetensors").write_bytes(b"trained further")
+    assert identity.weights_hash(str(tmp_path / "there")) != here
+    assert identity.weights_hash("Qwen/Qwen3-8B") is None
+    assert identity.weights_hash(str(tmp_path / "nowhere")) is None
+
+
+def test_content_hash_does_not_depend_on_the_order_of_keys() -> None:
+    assert identity.content_hash({"a": 1, "b": [2.0, None]}) == identity.content_hash({"b": [2.0, None], "a": 1})
+    assert identity.content_hash({"a": 1}) != identity.content_hash({"a": 1.5})
+
+
+def test_the_engine_is_known_by_its_sources_and_packages() -> None:
+    engine = identity.embedded_engine()
+    assert set(engine) == {"sources", "torch", "numba", "tokenizers"}
+    assert len(engine["sources"] or "") == identity.KEY_LENGTH
+
+
+def test_gather_does_not_change_what_it_is_given() -> None:
+    arm = plan_factory.arm("plain", plan_factory.suite(), plan_factory.load())
+    before = copy.deepcopy(arm.server)
+    facts = identity.gather([arm])
+    assert set(facts) == {"hardware", "engine", "weights", "record_schema"}
+    assert arm.server == before

@@ -1,0 +1,122 @@
+"""Arms that cannot run are named at once with what they lack."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import hardware, preflight
+from orchestrator.names import ConfigError
+from orchestrator.schema import ArmConfig, DockerRunner, Experiment, ProcessRunner
+from tests import plan_factory
+from tests.unit.test_schema import drafter
+
+DOCKER = DockerRunner(
+    kind="docker", image="sglang:1", pull="missing", ipc_host=True, shm_size=None, hf_cache="~/hf", kernel_cache="~/k",
+    offline=True, mounts={}, port=None, ready_timeout_s=1.0, start_s=1.0,
+)  # fmt: skip
+
+
+def experiment(*arms: ArmConfig, allow: bool = False) -> Experiment:
+    made, _ = plan_factory.comparison(Path("runs"), *arms)
+    return made.model_copy(update={"allow_missing_arms": allow})
+
+
+def arm(name: str, **changes: Any) -> ArmConfig:
+    return plan_factory.arm(name, plan_factory.suite(), plan_factory.load()).model_copy(update=changes)
+
+
+def target(name: str, path: str) -> Any:
+    return arm("plain").target.model_copy(update={"name": name, "path": path})
+
+
+def lacks(**changes: Any) -> str | None:
+    return preflight.missing_arms(experiment(arm("plain"), arm("x", **changes))).get("x")
+
+
+def test_nothing_is_missing_where_all_is_there(tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    own = drafter("dspine", checkpoints={"smollm2_135m": {"path": str(weights)}})
+    assert lacks(drafter=own) == (f"drafter=dspine: config.json and model.safetensors are missing in {weights}")
+    (weights / "config.json").write_text("{}")
+    assert lacks(drafter=own) == f"drafter=dspine: model.safetensors is missing in {weights}"
+    (weights / "model.safetensors").write_bytes(b"")
+    assert lacks(drafter=own) is None
+    assert lacks(drafter=drafter("ngram")) is None
+
+
+def test_what_is_missing_is_named() -> None:
+    assert lacks(drafter=drafter("eagle3")) == (
+        "drafter=eagle3: the embedded engine does not have it; it needs SGLang (runner=docker)"
+    )
+    assert lacks(drafter=drafter("dspine"), target=target("hf_folder", ".")) == (
+        "drafter=dspine: has no weights for target=hf_folder; "
+        "it has weights for target=smollm2_135m, target=qwen3_8_27b"
+    )
+    assert lacks(target=target("hf_folder", "/no/such/folder")) == (
+        "target.path=/no/such/folder: there is no such folder"
+    )
+    assert lacks(target=target("qwen3_8b", "Qwen/Qwen3-8B")) == (
+        "target.path=Qwen/Qwen3-8B: the embedded engine fetches nothing by this name; give a folder (target=hf_folder)"
+    )
+    large = target("qwen3_8_27b", "Qwen/Qwen3.8-27B")
+    assert lacks(drafter=drafter("dspine"), target=large, runner=DOCKER) == (
+        "drafter=dspine: no image with the vendor's code; set drafter.plugin.image=<tag>"
+    )
+    built = drafter("dspine", plugin={"image": "vendor:1", "entry_point": "dspine"})
+    assert lacks(drafter=built, target=large, runner=DOCKER) == (
+        "drafter=dspine: no public weights for target=qwen3_8_27b; "
+        "set drafter.checkpoints.qwen3_8_27b.path=<folder or id>"
+    )
+    assert lacks(drafter=drafter("mtp"), target=large, runner=DOCKER) is None
+    assert lacks(drafter=drafter("dflash2"), target=large, runner=DOCKER) is None
+
+
+def test_missing_arms_refuse_the_comparison_unless_allowed() -> None:
+    gap = arm("x", drafter=drafter("eagle3"))
+    refused = experiment(arm("plain"), arm("ngram"), gap)
+    with pytest.raises(
+        ConfigError, match=r"1 of 3 arms cannot run:\n  x: drafter=eagle3.*\n  hint: allow_missing_arms=true"
+    ):
+        preflight.refuse_missing(refused, preflight.missing_arms(refused))
+    allowed = experiment(arm("plain"), arm("ngram"), gap, allow=True)
+    preflight.refuse_missing(allowed, preflight.missing_arms(allowed))
+
+
+def test_a_missing_baseline_is_refused_always() -> None:
+    one = experiment(arm("plain", target=target("a", "/no/such/folder")), arm("ngram"), allow=True)
+    with pytest.raises(ConfigError, match="the baseline cannot run"):
+        preflight.refuse_missing(one, preflight.missing_arms(one))
+
+
+def test_a_gpu_machine_without_a_docker_engine_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(hardware, "gpus", lambda: hardware.Gpus(("NVIDIA H100",), "580"))
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
+    one = experiment(arm("plain", runner=DOCKER))
+    with pytest.raises(
+        ConfigError, match=r"(?s)a GPU is visible here \(NVIDIA H100\).*no Docker engine.*runner=embedded"
+    ):
+        preflight.check_machine(one)
+    with socket.socket(socket.AF_UNIX) as engine:
+        engine.bind(f"{tmp_path}/docker.sock")
+        engine.listen()
+        assert preflight.docker_answers()
+        with pytest.raises(ConfigError, match="runner=docker: comes with a later release"):
+            preflight.check_machine(one)
+
+
+def test_runners_of_a_later_release_are_said_to_be_so() -> None:
+    process = ProcessRunner(kind="process", command=("sglang", "serve"), port=None, ready_timeout_s=1.0, start_s=1.0)
+    with pytest.raises(ConfigError, match=r"(?s)runner=process: comes with a later release.*allowed: runner=embedded"):
+        preflight.check_machine(experiment(arm("plain", runner=process)))
+    preflight.check_machine(experiment(arm("plain")))
+
+
+def test_the_embedded_engine_without_torch_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"(?s)torch, which is not installed.*pip install"):
+        preflight.check_machine(experiment(arm("plain")))
