@@ -68,29 +68,29 @@ def check_taken(experiment: Experiment) -> None:
 
 
 def _takes(arm: ArmConfig, override: Override) -> bool:
-    return not _replaced(arm, override) and (override.is_choice or uses(arm, override.key))
+    return _replacing(arm, override) is None and (override.is_choice or uses(arm, override.key))
 
 
-def _replaced(arm: ArmConfig, override: Override) -> bool:
-    """Whether the arm sets the same key itself, or the whole of which it is a part as a value."""
-    mine = [Override.of(text) for text in arm.overrides]
-    return any(o.key == override.key or (override.key.startswith(f"{o.key}.") and not o.is_choice) for o in mine)
+def _replacing(arm: ArmConfig, override: Override) -> str | None:
+    """The arm's own override of the same key, or of the whole of which it is a part; None where it has none."""
+    own = [Override.of(text) for text in arm.overrides]
+    same = [o for o in own if o.key == override.key or (override.key.startswith(f"{o.key}.") and not o.is_choice)]
+    return same[-1].text if same else None
 
 
 def _not_taken(override: Override, experiment: Experiment) -> ConfigError:
-    replaced = {name: arm for name, arm in experiment.configs.items() if _replaced(arm, override)}
-    if len(replaced) == len(experiment.arms):
-        own = {
-            name: next(text for text in arm.overrides if Override.of(text).key in (override.key, override.top))
-            for name, arm in replaced.items()
-        }
-        listed = ", ".join(f"{name}: {text}" for name, text in own.items())
-        return ConfigError(
-            override.text,
-            f"no arm takes it, since every arm chooses its own ({listed})",
-            hint=f"an arm more: '+arms.NAME=[\"{override.text}\"]'; an arm less: '~arms.NAME'",
+    reasons = []
+    for name, arm in experiment.configs.items():
+        replacing = _replacing(arm, override)
+        reasons.append(
+            f"{name} does not use it (drafter={arm.drafter.name}, {engine_name(arm)})"
+            if replacing is None
+            else f"{name} has its own {replacing}"
         )
-    kinds = ", ".join(
-        f"{name} (drafter={arm.drafter.name}, {engine_name(arm)})" for name, arm in experiment.configs.items()
+    return ConfigError(
+        override.text,
+        f"no arm takes it, so it would change nothing: {', '.join(reasons)}",
+        hint=f"an arm more: '+arms.NAME=[\"{override.text}\"]'; an arm less: '~arms.NAME'"
+        if override.is_choice
+        else None,
     )
-    return ConfigError(override.text, f"no arm uses it, so it would change nothing; arms: {kinds}")

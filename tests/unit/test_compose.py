@@ -173,10 +173,6 @@ def test_typos_of_each_kind(command: str, message: str) -> None:
     assert told(*words) == message
 
 
-def test_an_override_that_no_arm_takes_is_refused() -> None:
-    assert told(*ONE, "drafter=dspine").startswith("drafter=dspine: no arm takes it, since every arm chooses its own")
-
-
 def test_a_sweep_expands_as_hydra_does() -> None:
     jobs = expand([*EMBEDDED, "drafter.block_size=4,8", "seed=range(0,2)"])
     assert [job[2:] for job in jobs] == [
