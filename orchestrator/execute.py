@@ -7,6 +7,7 @@ arm's without an excuse; 128 + signal (130, 143) after Ctrl-C or SIGTERM.
 from __future__ import annotations
 
 import json
+import textwrap
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -53,10 +54,10 @@ def run(experiment: Experiment, plan: Plan, directory: Path) -> int:
     progress = _Progress()
     todo = _adopt(plan, trials, progress)
     if progress.adopted:
-        console.print(
-            f"{progress.adopted} of {len(plan.trials)} trials are measured already and are not measured again"
-            + ("." if any(todo.values()) else ": nothing is left to measure."),
-            highlight=False,
+        left = "." if any(todo.values()) else ": nothing is left to measure."
+        _say(
+            console,
+            f"{progress.adopted} of {len(plan.trials)} trials are measured already and not measured again{left}",
         )
     total = sum(_requests(trial, session) for session in plan.sessions for trial in todo[session.index])
     with Interrupt() as interrupt, Display(console, total) as display:
@@ -145,7 +146,11 @@ def _requests(trial: Trial, session: ServerSession) -> int:
 
 def _report_failure(failure: ServerFailure, place: str, display: Display, progress: _Progress) -> None:
     progress.failures.append((place, failure))
-    display.note(f"{place}: {failure}" + (f"\n  log: {failure.log}" if failure.log else ""), style="bold red")
+    display.note(f"{place}: {failure}", style="bold red")
+    if failure.detail:
+        display.note("  it said last:\n" + textwrap.indent(failure.detail, "    "))
+    if failure.log:
+        display.note(f"  log: {failure.log}")
 
 
 def _write_setup(experiment: Experiment, plan: Plan, described: dict[str, object], directory: Path) -> None:
@@ -176,11 +181,11 @@ def _write_setup(experiment: Experiment, plan: Plan, described: dict[str, object
 def _stopped(progress: _Progress, plan: Plan, directory: Path, console: Console) -> int:
     assert progress.interrupted is not None
     entries, _ = store.load(directory)
-    console.print(
+    _say(
+        console,
         f"Stopped by {progress.interrupted}. The server is stopped and every record is kept in {directory}.\n"
         f"{len(entries)} of {len(plan.trials)} trials are finished; the same command measures the others only.",
         style="yellow",
-        highlight=False,
     )
     return 128 + progress.interrupted.signum
 
@@ -205,31 +210,31 @@ def _show(
     result = summary.summarize(records, gathered)
     write_summary(result, directory / "summary.json")
     report.write(result, directory)
-    logged = _track(result, experiment, directory, console)
+    where, logged = _track(result, experiment, directory, console)
     console.print(table.render(result))
-    console.print(f"Report:  {directory / 'report.html'}\nRecords: {directory}", highlight=False)
-    if logged and experiment.tracking.kind == "mlflow":
-        console.print(f"Browse:  mlflow ui --backend-store-uri {experiment.tracking.uri}", highlight=False)
+    _say(
+        console,
+        f"Report:  {directory / 'report.html'}\nRecords: {directory}" + (f"\nBrowse:  {where}" if where else ""),
+    )
     return 0 if logged and not progress.failures and _right(result, experiment) else 1
 
 
-def _track(result: Summary, experiment: Experiment, directory: Path, console: Console) -> bool:
-    """False where the result could not be logged: an outage of MLflow must cost neither the table nor a record."""
+def _track(result: Summary, experiment: Experiment, directory: Path, console: Console) -> tuple[str | None, bool]:
+    """(how to browse the result, whether all went well): an outage of MLflow costs neither the table nor a record."""
     if experiment.tracking.kind == "none":
-        return True
+        return None, True
     from orchestrator import tracking
 
     try:
-        tracking.log(result, experiment, directory)
-    except Exception as problem:
-        console.print(
-            f"MLflow did not take the result ({type(problem).__name__}: {problem}). Nothing is lost: the same command "
-            "measures nothing again and logs it.",
-            style="bold red",
-            highlight=False,
-        )
-        return False
-    return True
+        return tracking.log(result, experiment, directory), True
+    except tracking.TrackingFailure as failure:
+        _say(console, str(failure), style="bold red")
+        return None, False
+
+
+def _say(console: Console, text: str, style: str | None = None) -> None:
+    # As it is: no markup in paths, no line breaks inside them.
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def _right(result: Summary, experiment: Experiment) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import time
 from collections.abc import Sequence
 from typing import Self
 
@@ -11,6 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from orchestrator import acceptance, metrics
 from orchestrator.records import RequestRecord
+
+_SILENCE_S = 10.0
 
 
 class Display:
@@ -31,7 +33,7 @@ class Display:
             disable=not console.is_terminal,
         )
         self._task = self._live.add_task("", total=total)
-        self._shown = ""
+        self._last = time.monotonic()
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -42,14 +44,14 @@ class Display:
 
     def note(self, text: str, style: str | None = None) -> None:
         """A line that stays."""
-        self.console.print(text, style=style, markup=False, highlight=False)
+        self.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+        self._last = time.monotonic()
 
     def status(self, text: str) -> None:
         """What is going on now."""
         self._live.update(self._task, description=text)
-        if not self.console.is_terminal and self._shown != (words := re.sub(r"\d+", "", text)):
-            self._shown = words  # a counter that moves is no news in a log
-            self.note(text)
+        if not self.console.is_terminal and time.monotonic() - self._last > _SILENCE_S:
+            self.note(text)  # a log shows that something is going on, and not each step of it
 
     def advance(self) -> None:
         """One request more has ended."""

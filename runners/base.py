@@ -9,16 +9,20 @@ from typing import Any, Protocol
 
 
 class ServerFailure(RuntimeError):
-    """A server did not start or died. ``cause`` is one word for programs, the message says what to do.
+    """A server did not start or died.
 
+    ``cause`` is one word for programs, the message a sentence that says what to do, ``detail`` what the log said last.
     ``served``: it had been ready, so that another start may well work.
     """
 
-    def __init__(self, cause: str, message: str, log: Path | None = None, served: bool = False) -> None:
+    def __init__(
+        self, cause: str, message: str, log: Path | None = None, served: bool = False, detail: str = ""
+    ) -> None:
         super().__init__(message)
         self.cause = cause
         self.log = log
         self.served = served
+        self.detail = detail
 
 
 @dataclass(frozen=True)

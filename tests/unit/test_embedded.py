@@ -102,7 +102,7 @@ def test_another_program_on_the_port_is_never_taken_for_the_server(start: Any, m
         assert caught.value.cause == "ready_timeout"
         with pytest.raises(ServerFailure) as caught:
             start("serve()", port=port)
-        assert caught.value.cause == "port_in_use" and "Address already in use" in str(caught.value)
+        assert caught.value.cause == "port_in_use" and "Address already in use" in caught.value.detail
     finally:
         other.kill()
         other.wait()
@@ -124,14 +124,14 @@ def test_a_failed_start_says_why(start: Any, script: str, cause: str, says: str)
     with pytest.raises(ServerFailure) as caught:
         start(script)
     assert (caught.value.cause, caught.value.served) == (cause, False)
-    assert says in str(caught.value) and "before it was ready" in str(caught.value)
+    assert says in f"{caught.value}\n{caught.value.detail}" and "before it was ready" in str(caught.value)
     assert caught.value.log is not None and caught.value.log.exists()
 
 
 def test_a_server_that_is_never_ready_is_stopped(start: Any) -> None:
     with pytest.raises(ServerFailure, match=r"not ready within 0\.5 s") as caught:
         start("print('loading', flush=True); time.sleep(60)", timeout_s=0.5)
-    assert caught.value.cause == "ready_timeout" and "loading" in str(caught.value)
+    assert caught.value.cause == "ready_timeout" and caught.value.detail == "loading"
 
 
 def test_a_status_callback_that_raises_stops_the_start(start: Any) -> None:

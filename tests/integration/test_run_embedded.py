@@ -1,0 +1,201 @@
+"""The command against the real engine: what is measured is right, and nothing is lost or left running."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from orchestrator import store
+from orchestrator.acceptance import disagreement, pooled
+from orchestrator.records import RequestRecord, read_records
+from orchestrator.results import Summary, read_summary
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [
+    sys.executable, "-m", "orchestrator", "+experiment=embedded_drafters", "~arms.dflash2", "~arms.dspine",
+    "suite=smoke_2", "tracking=none", "runner=embedded",
+]  # fmt: skip
+# Looks of a path: the command runs outside of the checkout, as a user's does.
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, target_folder: Path) -> Path:
+    """Working directory of the user; the target is there already."""
+    return tmp_path_factory.mktemp("place")
+
+
+LONGER = "suite.max_new_tokens.default=48"
+
+
+def run(place: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *overrides], cwd=place, env=ENVIRONMENT, capture_output=True, text=True, timeout=600, check=False
+    )
+
+
+def start(place: Path, *overrides: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*COMMAND, *overrides], cwd=place, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def newest(place: Path) -> Path:
+    return max((place / "runs/embedded_drafters").iterdir(), key=lambda path: path.stat().st_mtime)
+
+
+def engines(place: Path) -> list[psutil.Process]:
+    """Engine processes started from a working directory."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        try:
+            if "runners.engine" in (process.info["cmdline"] or []) and Path(process.cwd()) == place:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def eventually(condition: Callable[[], Any], seconds: float = 300) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.05)
+
+
+def kept(place: Path) -> list[RequestRecord]:
+    return [one for path in place.glob("runs/*/*/sessions/*/records*.jsonl") for one in read_records(path)]
+
+
+@pytest.fixture(scope="module")
+def first(place: Path) -> tuple[subprocess.CompletedProcess[str], Path, Summary]:
+    """One whole run, which the tests below look at."""
+    done = run(place)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done, newest(place), read_summary(newest(place) / "summary.json")
+
+
+First = tuple[subprocess.CompletedProcess[str], Path, Summary]
+
+
+def test_a_run_ends_with_a_table_and_says_where_the_rest_is(first: First) -> None:
+    done, directory, summary = first
+    assert summary.status == "finished" and [arm.name for arm in summary.arms] == ["plain", "ngram"]
+    assert "acceptance length tau" in done.stdout and str(directory / "report.html") in done.stdout
+    assert engines(directory.parents[2]) == []
+
+
+def test_every_record_has_its_times_tokens_and_identity(first: First) -> None:
+    _, directory, summary = first
+    entries, records = store.load(directory)
+    assert len(entries) == 2 and len(records) == 4
+    for record in records:
+        assert record.outcome == "ok" and record.completion_tokens == len(record.output_ids) > 0
+        assert record.chunks[-1][1] == record.completion_tokens
+        assert record.e2e_s is not None and record.ttft_s is not None and 0 < record.ttft_s <= record.e2e_s
+        assert record.prompt_tokens is not None and record.prompt_tokens > 10
+    for entry in entries:
+        assert entry.server.identity["dtype"] == "float32" and entry.server.identity["weights_sha256"]
+        # 135 million parameters of four bytes are 0.5 GiB.
+        assert entry.server.peak_memory_bytes is not None and 2**29 < entry.server.peak_memory_bytes < 2**32
+        assert "--drafter" in entry.server.command
+    assert {arm.name: arm.sessions for arm in summary.arms} == {"plain": 1, "ngram": 1}
+
+
+def test_the_output_is_that_of_the_plain_arm_and_the_counters_those_of_the_stream(first: First) -> None:
+    _, directory, summary = first
+    _, records = store.load(directory)
+    (ngram,) = [arm for arm in summary.arms if arm.name == "ngram"]
+    assert ngram.lossless is not None and ngram.lossless.identical == ngram.lossless.compared == 2
+    speculated = [record for record in records if record.arm == "ngram"]
+    assert all(record.spec is not None for record in speculated)
+    assert [disagreement(record) for record in records] == [None] * 4
+    result = pooled(speculated)
+    assert result is not None and ngram.point is not None and ngram.point.acceptance is not None
+    assert ngram.point.acceptance.tau == result.tau >= 1
+
+
+def test_a_second_run_measures_nothing_again(place: Path, first: First) -> None:
+    began = time.time()
+    done = run(place)
+    assert done.returncode == 0 and "2 of 2 trials are measured already" in done.stdout
+    assert not any(path.stat().st_mtime > began for path in place.glob("runs/*/*/sessions/*/server.log"))
+    assert [arm.point for arm in read_summary(newest(place) / "summary.json").arms] == [
+        arm.point for arm in first[2].arms
+    ]
+
+
+@pytest.fixture
+def going(place: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A run that has its first record of the plain arm, in a place of its own."""
+    process = start(tmp_path, LONGER)
+    try:
+        eventually(lambda: kept(tmp_path) or process.poll() is not None)
+        assert process.poll() is None, process.communicate()[0]
+        yield process, tmp_path
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_ctrl_c_stops_the_server_keeps_the_records_and_the_next_run_goes_on(
+    going: tuple[subprocess.Popen[str], Path],
+) -> None:
+    process, place = going
+    before = len(kept(place))
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, out
+    assert engines(place) == []
+    assert "Stopped by SIGINT" in out and "0 of 2 trials are finished" in out
+    assert "Traceback" not in out
+    after = kept(place)
+    assert len(after) >= before and after[-1].outcome in ("ok", "cancelled")
+    done = run(place, LONGER)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert read_summary(newest(place) / "summary.json").status == "finished"
+
+
+def test_a_killed_orchestrator_leaves_no_server_behind(going: tuple[subprocess.Popen[str], Path]) -> None:
+    process, place = going
+    assert len(engines(place)) == 1
+    process.kill()
+    process.wait()
+    eventually(lambda: engines(place) == [], seconds=15)
+    assert kept(place)[0].outcome == "ok"
+
+
+def test_a_server_that_dies_fails_its_arm_and_not_the_other(going: tuple[subprocess.Popen[str], Path]) -> None:
+    process, place = going
+    (engine,) = engines(place)
+    engine.kill()
+    out, _ = process.communicate(timeout=600)
+    assert process.returncode == 1, out
+    assert "plain: the server ended while it served (signal SIGKILL)" in out and "log: " in out
+    summary = read_summary(newest(place) / "summary.json")
+    assert summary.status == "failed"
+    assert {arm.name: bool(arm.points) for arm in summary.arms} == {"plain": False, "ngram": True}
+    assert engines(place) == []
+
+
+def test_a_port_in_use_is_refused_by_name(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = run(tmp_path, f"runner.port={port}")
+    assert done.returncode == 1
+    assert f"runner.port={port} cannot be used (Address already in use)" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+    assert len(re.findall("cannot be used", done.stdout)) >= 1 and engines(tmp_path) == []
