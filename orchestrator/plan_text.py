@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -91,7 +92,7 @@ def launch_command(arm: ArmConfig) -> str:
         return shlex.join(words)
     if arm.runner.kind == "attach":
         return f"(already running: {arm.runner.url})"
-    return f"(SGLang, runner={arm.runner.kind}: its exact command comes with that runner, in a later release)"
+    return f"(the command comes with runner={arm.runner.kind}, in a later release; its input:) {json.dumps(arm.server)}"
 
 
 def cost(plan: Plan) -> str:

@@ -63,8 +63,8 @@ _MANAGED_FLAGS = {
     "trust-remote-code": "target.trust_remote_code",
 }
 """Flags that have a key of their own: given twice, one of them would silently lose."""
-_RUNNER_UNUSED = frozenset({"ready_timeout_s", "start_s", "port"})
-"""How a server is waited for, not what it is."""
+_START_OPTIONS = frozenset({"ready_timeout_s", "port", "pull", "hf_cache", "kernel_cache", "offline"})
+"""Keys of a runner that say how a server is brought up, not what it is."""
 
 
 def server_config(arm: ArmConfig) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def server_config(arm: ArmConfig) -> dict[str, Any]:
         "target": _target(arm, embedded),
         "drafter": _drafter(arm, embedded),
         "attention": {"backend": arm.attention.backend},
-        "runner": {k: v for k, v in _dump(arm.runner).items() if k not in _RUNNER_UNUSED},
+        "runner": {k: v for k, v in _dump(arm.runner).items() if k not in {*_START_OPTIONS, "start_s"}},
         "seed": arm.seed,
     }
     if arm.drafter.speculates:
@@ -99,9 +99,9 @@ def drafter_extras(arm: ArmConfig) -> tuple[Flags, Env]:
 
 
 def start_options(arm: ArmConfig) -> dict[str, Any]:
-    """How the server is started and waited for; part of no identity: ``port`` and ``ready_timeout_s``."""
-    dumped = _dump(arm.runner)
-    return {key: dumped[key] for key in ("port", "ready_timeout_s") if key in dumped}
+    """How the server is brought up and waited for; part of no identity. ``port`` (null: any free port) and
+    ``ready_timeout_s``, and for containers where caches lie and when to pull."""
+    return {key: value for key, value in _dump(arm.runner).items() if key in _START_OPTIONS}
 
 
 def _target(arm: ArmConfig, embedded: bool) -> dict[str, Any]:
