@@ -97,7 +97,7 @@ def launch_command(arm: ArmConfig) -> str:
 
 def cost(plan: Plan) -> str:
     """Starts, trials, requests and an upper estimate of time, at the plain speed of one request at a time."""
-    seconds = sum(_start_seconds(session.arm) for session in plan.sessions)
+    seconds = sum(session.arm.runner.start_s for session in plan.sessions)
     requests = warmups = 0
     for session in plan.sessions:
         arm = session.arm
@@ -112,10 +112,6 @@ def cost(plan: Plan) -> str:
         f"{len(plan.sessions)} server starts, {trials} trials, {requests} requests and {warmups} to warm up; "
         f"at most about {_duration(seconds)}, if every answer reaches its token limit at plain speed"
     )
-
-
-def _start_seconds(arm: ArmConfig) -> float:
-    return arm.runner.start_s
 
 
 def _duration(seconds: float) -> str:
