@@ -49,7 +49,9 @@ def measure(
         display.note(f"{arm.name}: server ready after {ready_s:.1f} s (start {session.index + 1}, {handle.url})")
         texts = _texts(arm, handle)
         for trial in todo:
-            place = f"{arm.name} · repeat {trial.repeat + 1} of {arm.suite.repeats} · load {trial.load.concurrency}"
+            place = (
+                f"{arm.name} · repeat {trial.repeat + 1} of {arm.suite.repeats} · {trial.load.concurrency} in flight"
+            )
             records: list[RequestRecord] = []
 
             def keep(record: RequestRecord, into: list[RequestRecord] = records) -> None:

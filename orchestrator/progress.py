@@ -7,12 +7,21 @@ from collections.abc import Sequence
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from orchestrator import acceptance, metrics
 from orchestrator.records import RequestRecord
 
 _SILENCE_S = 10.0
+_WIDTH = 60
 
 
 class Display:
@@ -26,10 +35,13 @@ class Display:
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("requests,"),
+            TextColumn("requests ·"),
             TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
             console=console,
             transient=True,
+            refresh_per_second=2,  # the display shares the cores with the server it watches
             disable=not console.is_terminal,
         )
         self._task = self._live.add_task("", total=total)
@@ -49,7 +61,7 @@ class Display:
 
     def status(self, text: str) -> None:
         """What is going on now."""
-        self._live.update(self._task, description=text)
+        self._live.update(self._task, description=text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…")
         if not self.console.is_terminal and time.monotonic() - self._last > _SILENCE_S:
             self.note(text)  # a log shows that something is going on, and not each step of it
 

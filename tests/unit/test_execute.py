@@ -121,7 +121,7 @@ def test_a_run_measures_every_trial_once_in_plan_order(
     assert by_name["ngram"].point is not None and by_name["ngram"].point.acceptance is not None
     assert by_name["ngram"].point.acceptance.tau == 4.0
     assert by_name["ngram"].lossless is not None and by_name["ngram"].lossless.identical == 8
-    assert "ngram · repeat 2 of 2 · load 1" in capsys.readouterr().out
+    assert "ngram · repeat 2 of 2 · 1 in flight" in capsys.readouterr().out
 
 
 def test_a_second_run_measures_nothing_says_so_and_shows_the_same(
