@@ -61,6 +61,7 @@ class Loaded:
         args = self.args
         import torch
 
+        from runners.engine.linear import backend_name, pack
         from runners.engine.llama import Llama
         from runners.engine.tokenizer import Tokenizer
 
@@ -72,7 +73,7 @@ class Loaded:
             target = Llama.load(folder, getattr(torch, args.dtype), args.context_length)
             tokenizer = Tokenizer(folder)
             weight_bytes = sum(p.nbytes for p in {p.data_ptr(): p for p in target.parameters()}.values())
-            _pack(target)
+            pack(target)
             drafter = None
             if args.drafter != "none":
                 from runners.engine.drafters import load_drafter
@@ -90,6 +91,7 @@ class Loaded:
                 "context_length": target.context_length,
                 "weight_gb": weight_bytes / _GB,
                 "torch": torch.__version__,
+                "linear_backend": backend_name(target.dtype),
                 "eos_token_ids": target.config.eos_token_ids,
                 "vocab_size": target.config.vocab_size,
             }
@@ -124,6 +126,7 @@ class Loaded:
             "engine": "embedded",
             "version": source_version(),
             "torch_version": facts["torch"],
+            "linear_backend": facts["linear_backend"],
             "status": "ready",
             "pid": os.getpid(),
             "start_nonce": self.nonce,
@@ -158,14 +161,6 @@ class Loaded:
             "lossless": args.verification_mode != "relaxed",
             "internal_states": [state],
         }
-
-
-def _pack(target: Any) -> None:
-    try:
-        from runners.engine.linear import pack
-    except ImportError:  # TODO: remove when linear.py is there
-        return
-    pack(target)
 
 
 def _warm_up(scheduler: Scheduler) -> None:
