@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from orchestrator import published
-from orchestrator.plan import Plan
+from orchestrator.plan import Plan, unexpected_differences
 from orchestrator.results import Published
 from orchestrator.schema import ArmConfig, Experiment, LoadPoint
 from orchestrator.store import TrialEntry
@@ -81,6 +81,8 @@ class Facts:
     config: dict[str, Any]
     environment: dict[str, Any]
     published: Sequence[Published] = ()
+    unfair: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Config key outside ``varies`` -> arm -> value, where the arms differ."""
     sweep: str | None = None
     """Tag shared by the comparisons of one multirun."""
     sources: Sequence[str] = ("",)
@@ -119,6 +121,7 @@ def gather(
         config=experiment.model_dump(mode="json"),
         environment=environment,
         published=published.load(experiment.name),
+        unfair=unexpected_differences(experiment),
         sweep=experiment.sweep,
         sources=sorted({entry.source or "" for entry in entries}),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from orchestrator.facts import Facts
+from orchestrator.masking import mask
 from orchestrator.results import Arm, Finding, Point, Summary
 
 TAU_NEAR_ONE = 1.1
@@ -57,6 +58,13 @@ def _comparison(summary: Summary, facts: Facts) -> Iterator[Finding]:
             severity="note",
             code="adopted",
             text=f"Nothing was measured anew: the trials are those of {facts.sources[0]}.",
+        )
+    for key, values in facts.unfair.items():
+        listed = ", ".join(f"{arm} {mask(value, key)}" for arm, value in values.items())
+        yield Finding(
+            severity="warning",
+            code="unfair",
+            text=f"{key} differs between the arms although the experiment does not say it may: {listed}.",
         )
     if summary.embedded:
         yield Finding(

@@ -5,7 +5,10 @@ Metric names are grouped with ``/``, which the charts page turns into sections. 
 
 from __future__ import annotations
 
+import base64
+import json
 import shlex
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,11 +19,25 @@ from orchestrator.results import Arm, Point, Summary
 Metrics = dict[str, float | None]
 
 NAME_LIMIT = 120
+VIEW = "arms"
+"""Key of the saved view in MLflow's links."""
+_VIEW_METRICS = (
+    "throughput/speedup", "throughput/output_tok_s", "acceptance/length", "latency/step_ms", "latency/ttft_p50_ms",
+    "output/identical_share",
+)  # fmt: skip
+_VIEW_PARAMS = ("block_size", "proposed_tokens", "drafter")
+_VIEW_TAGS = ("engine",)
 
 
 def name(summary: Summary) -> str:
     """Name of the parent run: what the user asked for beside the experiment itself, and the start of the key."""
     return f"{label(summary)} · {summary.comparison[:8]}"[:NAME_LIMIT]
+
+
+def arm_name(summary: Summary, arm: Arm) -> str:
+    """Name of an arm's run; in a sweep it says which comparison it belongs to."""
+    own = label(summary)
+    return (arm.name if own == summary.experiment else f"{arm.name} · {own}")[:NAME_LIMIT]
 
 
 def label(summary: Summary) -> str:
@@ -134,6 +151,30 @@ def position_curve(arm: Arm) -> Iterator[tuple[int, Metrics]]:
     if arm.point and arm.point.acceptance:
         for place in arm.point.acceptance.positions:
             yield place.position, {"acceptance/by_position": place.joint}
+
+
+def arms_view() -> str:
+    """A saved view of the runs table: every arm a row, with the columns that compare them.
+
+    MLflow keeps such a view as an experiment tag: JSON with a name and the page's state, deflated, in base64. Without
+    it the table shows collapsed parents and no metric. Rows are nested again where the sort is by time, hence by speed.
+    """
+    groups = {"metrics": _VIEW_METRICS, "params": _VIEW_PARAMS, "tags": _VIEW_TAGS}
+    columns = [f"{group}.`{name}`" for group, names in groups.items() for name in names]
+    state = {
+        "searchFilter": "tags.role = 'arm'",
+        "orderByKey": f"metrics.`{_VIEW_METRICS[1]}`",
+        "orderByAsc": False,
+        "startTime": "ALL",
+        "lifecycleFilter": "Active",
+        "datasetsFilter": [],
+        "modelVersionFilter": "All Runs",
+        "selectedColumns": columns,
+        "columnOrder": columns,
+        "columnWidths": dict.fromkeys(columns, 150),
+    }
+    packed = base64.b64encode(zlib.compress(json.dumps(state).encode())).decode()
+    return json.dumps({"name": "arms side by side", "createdAt": 0, "updatedAt": 0, "state": f"deflate;{packed}"})
 
 
 def sweep_table(summaries: Sequence[Summary]) -> str:

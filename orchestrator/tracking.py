@@ -7,11 +7,13 @@ through a client with explicit run ids: MLFLOW_RUN_ID, an active run of the call
 
 from __future__ import annotations
 
+import argparse
 import logging
 import math
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,19 +46,18 @@ def log(summary: Summary, experiment: Experiment, directory: Path) -> str | None
 
 
 def replay(directory: Path, uri: str) -> str:
-    """Log a run directory that MLflow did not get, or did not get in full; returns how to browse it."""
-    try:
-        summary = read_summary(directory / "summary.json")
-    except FileNotFoundError:
-        raise TrackingFailure(
-            f"{directory} holds no summary.json: not a run directory, or its run did not end"
-        ) from None
-    return project(summary, uri, directory)
+    """Log a run directory, or a sweep's with all its comparisons, that MLflow did not get; returns how to browse it."""
+    if (directory / "summary.json").is_file():
+        return project(read_summary(directory / "summary.json"), uri, directory)
+    runs = _comparisons(directory)
+    for run in runs:
+        project(read_summary(run / "summary.json"), uri, run)
+    return log_sweep(directory, uri)
 
 
 def project(summary: Summary, uri: str, directory: Path) -> str:
     """Parent run, children and artifacts of one comparison; returns how to browse it."""
-    with _failures(uri, f"python -m orchestrator action=log run_dir={shlex.quote(str(directory))}"):
+    with _failures(uri, directory):
         client = _client(uri)
         experiment_id = _experiment(client, uri, summary)
         tags = {"comparison": summary.comparison}
@@ -65,7 +66,7 @@ def project(summary: Summary, uri: str, directory: Path) -> str:
               projection.parent_tags(summary))  # fmt: skip
         for arm in summary.arms:
             tags = {"comparison": summary.comparison, "arm": arm.name}
-            child = _run(client, experiment_id, "arm", tags, arm.name, summary.started, parent)
+            child = _run(client, experiment_id, "arm", tags, projection.arm_name(summary, arm), summary.started, parent)
             _fill(client, child, summary.finished, projection.arm_metrics(arm), projection.arm_params(arm),
                   projection.arm_tags(summary, arm))  # fmt: skip
             for concurrency, metrics in projection.arm_curves(arm):
@@ -73,22 +74,23 @@ def project(summary: Summary, uri: str, directory: Path) -> str:
             for position, metrics in projection.position_curve(arm):
                 _metrics(client, child, summary.finished, metrics, position)
             _arm_artifacts(client, child, arm)
-            client.set_terminated(child, "KILLED" if arm.missing else _STATUS[summary.status], _ms(summary.finished))
+            client.set_terminated(child, "FAILED" if arm.missing else _STATUS[summary.status], _ms(summary.finished))
         _artifacts(client, parent, directory)
         client.set_terminated(parent, _STATUS[summary.status], _ms(summary.finished))
-        return _where(uri, experiment_id, parent)
+        return _where(uri, experiment_id)
 
 
-def log_sweep(summaries: Sequence[Summary], uri: str, sweep: str) -> str:
-    """One summary run over the comparisons of a multirun: a table of all, and the headline figures stepped by their
-    place in it. Ratios stay inside their comparisons. Returns how to browse it."""
+def log_sweep(directory: Path, uri: str) -> str:
+    """One summary run over the comparisons of a multirun, named as its folder: a table of all, and their headline
+    figures stepped by their place in it. Ratios stay inside their comparisons. Returns how to browse it."""
+    summaries = [read_summary(run / "summary.json") for run in _comparisons(directory)]
     first = summaries[0]
-    with _failures(uri, "log its comparisons one by one with action=log"):
+    with _failures(uri, directory):
         client = _client(uri)
         experiment_id = _experiment(client, uri, first)
         finished = max(summary.finished for summary in summaries)
         started = min(summary.started for summary in summaries)
-        run = _run(client, experiment_id, "sweep", {"sweep": sweep}, f"sweep {sweep}", started)
+        run = _run(client, experiment_id, "sweep", {"sweep": directory.name}, directory.name, started)
         text = projection.sweep_table(summaries)
         tags = {**projection.shared_tags(first), "mlflow.note.content": text}
         _fill(client, run, finished, {}, {"comparisons": len(summaries)}, tags)
@@ -97,7 +99,15 @@ def log_sweep(summaries: Sequence[Summary], uri: str, sweep: str) -> str:
         client.log_text(run, text, "sweep.md")
         worst = next((summary.status for summary in summaries if summary.status != "finished"), "finished")
         client.set_terminated(run, _STATUS[worst], _ms(finished))
-        return _where(uri, experiment_id, run)
+        return _where(uri, experiment_id)
+
+
+def _comparisons(directory: Path) -> list[Path]:
+    """Run directories of a sweep, in the order of its jobs."""
+    found = [file.parent for file in directory.glob("*/summary.json")]
+    if not found:
+        raise TrackingFailure(f"{directory} holds no summary.json: not a run directory, or its run did not end")
+    return sorted(found, key=lambda run: (int(run.name) if run.name.isdigit() else len(found), run.name))
 
 
 def _client(uri: str) -> MlflowClient:
@@ -113,36 +123,54 @@ def _client(uri: str) -> MlflowClient:
         raise TrackingFailure(
             "tracking=mlflow needs MLflow, which is not installed: pip install mlflow==3.17.2, or say tracking=none"
         ) from error
-    return MlflowClient(tracking_uri=uri)
+    with _first_use(uri):
+        return MlflowClient(tracking_uri=uri)
 
 
 def _experiment(client: MlflowClient, uri: str, summary: Summary) -> str:
-    """Id of the MLflow experiment of this name, made on first use.
-
-    The first use of an SQLite file creates its tables; several processes doing that at once fail, hence the lock.
-    """
+    """Id of the MLflow experiment of this name, made on first use."""
     with _first_use(uri):
         found = client.get_experiment_by_name(summary.experiment)
         if found is None:
-            # the kind opens the runs table; without it the page starts with a view for traces
-            tags = {"mlflow.experimentKind": "custom_model_development", "mlflow.note.content": summary.description}
-            return str(client.create_experiment(summary.experiment, tags=tags))
-    if found.lifecycle_stage == "deleted":
+            experiment_id = client.create_experiment(summary.experiment, _artifact_root(uri, summary.experiment))
+        else:
+            experiment_id = found.experiment_id
+    if found is not None and found.lifecycle_stage == "deleted":
         raise TrackingFailure(
             f"the MLflow experiment {summary.experiment!r} is deleted: restore it "
-            f"(mlflow experiments restore -x {found.experiment_id}) or remove it for good (mlflow gc)"
+            f"(mlflow experiments restore -x {experiment_id}) or remove it for good (mlflow gc)"
         )
-    return str(found.experiment_id)
+    view = _page(experiment_id)
+    tags = {
+        "mlflow.experimentKind": "custom_model_development",
+        "mlflow.note.content": f"{summary.description} [Arms side by side]({view})",
+        f"mlflow.sharedViewState.{projection.VIEW}": projection.arms_view(),
+    }
+    for key, value in tags.items():
+        client.set_experiment_tag(experiment_id, key, value)
+    return str(experiment_id)
+
+
+def _database(uri: str) -> Path | None:
+    """The file of an SQLite store; None for a server or another database."""
+    return Path(uri.removeprefix("sqlite:///").partition("?")[0]) if uri.startswith("sqlite:///") else None
+
+
+def _artifact_root(uri: str, experiment: str) -> str | None:
+    """Artifacts lie in ``mlruns`` beside an SQLite file, wherever a command is started; a server has its own place."""
+    path = _database(uri)
+    return None if path is None else (path.parent / "mlruns" / experiment).resolve().as_uri()
 
 
 @contextmanager
 def _first_use(uri: str) -> Iterator[None]:
-    if not uri.startswith("sqlite:///"):
+    """One process at a time: a client creates the tables of a new SQLite file, and several at once fail at that."""
+    path = _database(uri)
+    if path is None:
         yield
         return
     from filelock import FileLock
 
-    path = Path(uri.removeprefix("sqlite:///").partition("?")[0])
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{path}.lock", timeout=120):
         yield
@@ -192,11 +220,12 @@ def _fill(
 
 
 def _metrics(client: MlflowClient, run: str, at: float, metrics: Mapping[str, float | None], step: int = 0) -> None:
-    """Finite figures only. The time is that of the measurement: the same point logged twice is the same point."""
+    """Finite figures only, with five digits, since the runs table shows all there are. The time is that of the
+    measurement: the same point logged twice is the same point."""
     from mlflow.entities import Metric
 
     points = [
-        Metric(key, value, _ms(at), step)
+        Metric(key, float(f"{value:.5g}"), _ms(at), step)
         for key, value in metrics.items()
         if value is not None and math.isfinite(value)
     ]
@@ -222,22 +251,55 @@ def _arm_artifacts(client: MlflowClient, run: str, arm: Arm) -> None:
 
 
 @contextmanager
-def _failures(uri: str, remedy: str) -> Iterator[None]:
+def _failures(uri: str, directory: Path) -> Iterator[None]:
     try:
         yield
     except TrackingFailure:
         raise
     except Exception as error:
-        raise TrackingFailure(f"{uri}: {error}. Nothing is lost; once MLflow answers: {remedy}") from error
+        again = shlex.join(["python", "-m", "orchestrator.tracking", str(directory), uri])
+        raise TrackingFailure(
+            f"MLflow at {uri} did not take the result: {_short(error)}\nNothing is lost, everything is in {directory}. "
+            f"Log it once MLflow answers: {again}"
+        ) from error
 
 
-def _where(uri: str, experiment_id: str, run: str) -> str:
-    page = f"#/experiments/{experiment_id}/runs/{run}"
+def _short(error: Exception) -> str:
+    """First line of what went wrong: an unreachable server is told in a page of nested causes."""
+    return str(error).strip().partition("\n")[0][:300] or type(error).__name__
+
+
+def _page(experiment_id: str) -> str:
+    """Address of the arms' table below the server's own address; without the workflow type, MLflow opens a page for
+    traces."""
+    return f"#/experiments/{experiment_id}/runs?workflowType=machine_learning&viewStateShareKey={projection.VIEW}"
+
+
+def _where(uri: str, experiment_id: str) -> str:
     if uri.startswith("http"):
-        return f"{uri.rstrip('/')}/{page}"
+        return f"{uri.rstrip('/')}/{_page(experiment_id)}"
     backend = "" if uri == "sqlite:///mlflow.db" else f" --backend-store-uri {shlex.quote(uri)}"
-    return f"mlflow ui{backend}  then http://127.0.0.1:5000/{page}"
+    return f"mlflow ui{backend}, then http://127.0.0.1:5000/{_page(experiment_id)}"
 
 
 def _ms(seconds: float) -> int:
     return round(1000 * seconds)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m orchestrator.tracking", description="Log a run directory to MLflow."
+    )
+    parser.add_argument("directory", type=Path, help="run directory of a comparison or of a sweep")
+    parser.add_argument("uri", nargs="?", default="sqlite:///mlflow.db", help="tracking URI (%(default)s)")
+    read = parser.parse_args()
+    try:
+        print(replay(read.directory, read.uri))
+    except TrackingFailure as failure:
+        print(f"error: {failure}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

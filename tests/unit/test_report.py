@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import base64
+import io
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+
+from orchestrator import published, report
+from orchestrator.facts import ArmFacts
+from orchestrator.report import plots, table
+from orchestrator.results import Summary
+from orchestrator.summary import summarize
+from tests import synthetic
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Page(HTMLParser):
+    """Text and addresses of a page; fails on a tag that is not closed in order."""
+
+    VOID = frozenset({"meta", "img", "br"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.addresses: list[str] = []
+        self.text = ""
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "action")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.text += data
+
+
+@pytest.fixture(scope="module")
+def summary() -> Summary:
+    return summarize(synthetic.records(), synthetic.facts())
+
+
+@pytest.fixture(scope="module")
+def drawn(summary: Summary) -> list[plots.Plot]:
+    return plots.draw(summary)
+
+
+@pytest.fixture(scope="module")
+def written(summary: Summary, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("run")
+    report.write(summary, directory)
+    return directory
+
+
+def shown(summary: Summary, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(table.render(summary))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_page_needs_nothing_but_itself(written: Path) -> None:
+    text = (written / "report.html").read_text()
+    page = Page(text)
+    assert page.addresses
+    assert all(address.startswith("data:image/svg+xml;base64,") for address in page.addresses)
+    assert not re.search(r"@import|url\(|<script|<link", text)
+
+
+def test_the_page_holds_result_findings_prompts_and_how_it_was_made(written: Path, summary: Summary) -> None:
+    page = Page((written / "report.html").read_text()).text
+    assert table.headline(summary) in page
+    for row in table.rows(summary):
+        assert row.label.strip() in page
+        assert all(cell in page for cell in row.cells)
+    for prompt in summary.prompts:
+        assert prompt.prompt_id in page
+    for finding in summary.findings:
+        assert finding.text in page
+    assert "--drafter dspine" in page
+    assert "plain → dflash2 → dspine → dspine → dflash2 → plain" in page
+
+
+def test_text_of_a_model_is_text_not_markup(written: Path) -> None:
+    text = (written / "report.html").read_text()
+    assert "<b>&</b>" not in text  # the synthetic answers hold it
+    assert "&lt;b&gt;&amp;&lt;/b&gt;" in text
+
+
+def test_every_figure_of_the_embedded_engine_carries_its_tag(written: Path, summary: Summary) -> None:
+    text = (written / "report.html").read_text()
+    sections = [part.partition("</h2>")[0] for part in text.split("<h2>")[1:]]
+    with_figures = [part for part in sections if re.match(r"Result|Speedup|Output|Acceptance|Latency|Prompt", part)]
+    assert len(with_figures) == 6
+    assert all(table.EMBEDDED_TAG in part for part in with_figures)
+    assert table.EMBEDDED_TAG in table.markdown(summary)
+    assert table.EMBEDDED_TAG in shown(summary)
+    other = Page(report.html.render(summary.model_copy(update={"engine": "sglang", "findings": []}), [])).text
+    assert table.EMBEDDED_TAG not in other
+
+
+def test_published_figures_are_set_apart_and_name_their_machine(written: Path, summary: Summary) -> None:
+    text = (written / "report.html").read_text()
+    own, _, others = text.partition("Published figures of other machines")
+    assert "1x GPU of a test" in others
+    assert "88 to 227" in others
+    assert "88 to 227" not in own
+    assert all("150" not in cell for row in table.rows(summary) for cell in row.cells)
+
+
+def test_plots_are_drawn_for_what_was_measured(drawn: list[plots.Plot]) -> None:
+    stems = [plot.stem for plot in drawn]
+    assert stems == ["speedup", "throughput", "acceptance_by_position", "latency"]
+    loads = (1, 2)
+    more = summarize(synthetic.records(concurrencies=loads), synthetic.facts(concurrencies=loads))
+    assert [plot.stem for plot in plots.draw(more)][-1] == "by_concurrency"
+    plain = (synthetic.ARMS[0],)
+    alone = summarize(synthetic.records(plain), synthetic.facts(plain))
+    assert [plot.stem for plot in plots.draw(alone)] == ["throughput", "latency"]
+
+
+def test_plots_are_pictures_and_the_same_data_gives_the_same_picture(drawn: list[plots.Plot], written: Path) -> None:
+    files = {file.stem: file.read_bytes() for file in (written / "plots").iterdir()}
+    assert files == {plot.stem: plot.png for plot in drawn}
+    assert all(png.startswith(b"\x89PNG") for png in files.values())
+    encoded = [base64.b64encode(plot.svg).decode() for plot in drawn]
+    page = (written / "report.html").read_text()
+    assert all(svg in page for svg in encoded)
+
+
+def test_the_terminal_table_reads_along_a_metric(summary: Summary) -> None:
+    text = shown(summary)
+    lines = {line.strip().partition("  ")[0]: line for line in text.splitlines()}
+    assert re.search(
+        r"1 \(baseline\)\s+\d\.\d\d \[\d\.\d\d, \d\.\d\d\]\s+\d\.\d\d \[", lines["speedup over plain, 95% interval"]
+    )
+    assert re.search(r"8\s+16$", lines["block size"].rstrip())
+    assert re.search(r"7\s+15$", lines["proposed per step"].rstrip())
+    assert re.search(r"16/16\s+32/32\s+32/32", lines["tokens identical to plain"])
+    assert "note: 14 of 32 outputs" in text
+    assert text.rstrip().splitlines()[-2:][0].startswith("Output speed relative to plain: dspine")
+
+
+def test_markdown_is_a_table_that_fits_mlflow(summary: Summary) -> None:
+    text = table.markdown(summary)
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert {row.replace("\\|", "").count("|") for row in rows} == {5}
+    assert len(text) <= 8000
+    many = summary.model_copy(update={"findings": summary.findings * 200})
+    cut = table.markdown(many)
+    assert len(cut) <= 8000
+    assert cut.endswith("report.html has the whole)")
+
+
+def test_one_prompt_has_no_interval() -> None:
+    run = [record for record in synthetic.records() if record.prompt_id == "short-1"]
+    found = summarize(run, synthetic.facts())
+    cells = table.rows(found)[0].cells
+    assert all("[" not in cell for cell in cells)
+    assert "no interval: one prompt" in Page(report.html.render(found, plots.draw(found))).text
+
+
+def test_an_arm_that_was_not_run_leaves_a_gap_that_is_seen(tmp_path: Path) -> None:
+    base = synthetic.facts()
+    arms = [*base.arms, ArmFacts("eagle3", "eagle3", missing="no weights for this target")]
+    found = summarize(synthetic.records(), replace(base, arms=arms))
+    assert table.rows(found)[0].cells[3] == "not run"
+    report.write(found, tmp_path)
+    assert "eagle3 was not run: no weights for this target" in Page((tmp_path / "report.html").read_text()).text
+
+
+def test_a_run_that_measured_nothing_still_has_a_report(tmp_path: Path) -> None:
+    found = summarize([], replace(synthetic.facts(), status="failed", sessions=[]))
+    files = report.write(found, tmp_path)
+    assert [file.name for file in files] == ["report.html", "result.md"]
+    assert "No plain arm was measured" in Page(files[0].read_text()).text
+    assert "No plain arm was measured" in shown(found)
+
+
+def test_a_fork_is_seen_in_the_table_and_in_the_page(tmp_path: Path) -> None:
+    found = summarize(synthetic.forked(synthetic.records(), "dspine", "long-2", 20), synthetic.facts())
+    assert "30/32, 2 DIFFERENT" in shown(found)
+    text = (report.write(found, tmp_path)[0]).read_text()
+    assert 'class="no">30/32, 2 DIFFERENT' in text
+    assert 'class="no">NO' in text
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.glob("experiments/*/reference.yaml")), ids=lambda file: file.parent.name)
+def test_reference_files_name_arms_of_their_experiment(file: Path) -> None:
+    sources = published.read(file)
+    assert sources
+    arms = yaml.safe_load((ROOT / "conf" / "experiment" / f"{file.parent.name}.yaml").read_text())["arms"]
+    for source in sources:
+        assert source.machine
+        assert source.setting
+        assert set(source.arms) <= set(arms)
+    assert published.load(file.parent.name) == sources
+
+
+def test_every_experiment_has_a_page_that_explains_it() -> None:
+    for file in (ROOT / "conf" / "experiment").glob("*.yaml"):
+        page = ROOT / "experiments" / file.stem / "README.md"
+        assert f"+experiment={file.stem}" in page.read_text()
+
+
+def test_a_wrong_reference_file_is_refused_with_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "reference.yaml"
+    file.write_text("sources:\n  - {title: t, machine: m, setting: s, arms: {plain: {tok: {overall: 1}}}}\n")
+    with pytest.raises(ValueError, match=r"reference.yaml: arms.plain.tok: Extra inputs"):
+        published.read(file)
+    file.write_text("arms: {}\n")
+    with pytest.raises(ValueError, match="single key 'sources'"):
+        published.read(file)
+    assert published.load("no_such_experiment") == []
