@@ -15,6 +15,7 @@ TAU_NEAR_ONE = 1.1
 """Below it the drafter helps less than one step in ten."""
 REPEATED_4GRAMS = 0.2
 """Share of repeated 4-grams from which a text counts as looping."""
+_END = {"failed": "The run failed", "interrupted": "The run was stopped"}
 ORDER = {"error": 0, "warning": 1, "note": 2}
 
 
@@ -31,7 +32,7 @@ def judge(summary: Summary, facts: Facts) -> list[Finding]:
 def _comparison(summary: Summary, facts: Facts) -> Iterator[Finding]:
     if summary.status != "finished":
         yield Finding(
-            severity="error", code="incomplete", text=f"The run is {summary.status}: some trials were not measured."
+            severity="error", code="incomplete", text=f"{_END[summary.status]}: some trials were not measured."
         )
     if summary.baseline is None or not summary.baseline.points:
         yield Finding(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestrator.report.table import EMBEDDED_TAG, categories
@@ -79,7 +79,7 @@ def draw(summary: Summary) -> list[Plot]:
             if figure is not None:
                 # the page has its own headings; a PNG stands alone and brings its title
                 tag = f"[{EMBEDDED_TAG}]" if summary.embedded else ""
-                figure.suptitle(tag, x=0.995, ha="right", fontsize=8, color=MUTED)
+                figure.suptitle(tag, x=0.005, ha="left", fontsize=8, color=MUTED)
                 svg = _bytes(figure, "svg")
                 figure.suptitle(f"{title}   {tag}", x=0.005, ha="left", fontsize=11, fontweight="bold", color=INK)
                 plots.append(Plot(stem, title, caption, svg, _bytes(figure, "png")))
@@ -133,7 +133,8 @@ def throughput(summary: Summary) -> Figure | None:
     if not shown:
         return None
     sources = [source for source in summary.published if any(arm.tok_s for arm in source.arms.values())]
-    figure, panels = _figure(4.6 + 4.4 * len(sources), 4.3, columns=1 + len(sources))
+    own = max(4.6, 1.0 * len(shown))
+    figure, panels = _figure(own + 4.4 * len(sources), 4.3, widths=[own] + [4.4] * len(sources))
     groups = ["overall", *categories(summary)]
     measured = {arm.name: {"overall": point.output_tok_s, **point.tok_s_by_category} for arm, point in shown}
     ranges = {arm.name: point.tok_s_range for arm, point in shown if point.tok_s_range}
@@ -177,7 +178,7 @@ def latency(summary: Summary) -> Figure | None:
     shown = _measured(summary)
     if not shown:
         return None
-    figure, panels = _figure(8.8, 1.3 + 0.42 * len(shown), columns=2)
+    figure, panels = _figure(8.8, 1.3 + 0.42 * len(shown), widths=(1, 1))
     titles = {"ttft_s": "time to first token, ms", "tpot_s": "time per output token after it, ms"}
     for axes, (name, title) in zip(panels, titles.items(), strict=True):
         for row, (arm, point) in enumerate(shown):
@@ -201,7 +202,7 @@ def by_concurrency(summary: Summary) -> Figure | None:
     loads = sorted({point.concurrency for arm in summary.arms for point in arm.points if point.concurrency})
     if len(loads) < 2:
         return None
-    figure, (left, right) = _figure(8.8, 3.8, columns=2)
+    figure, (left, right) = _figure(8.8, 3.8, widths=(1, 1))
     for arm in summary.arms:
         colour = _colours(summary)[arm.name]
         system = [(p.concurrency, p.system_tok_s) for p in arm.points if p.concurrency and p.system_tok_s]
@@ -232,6 +233,7 @@ def _bars(
 ) -> None:
     """One cluster per arm, one bar per group; a group without a figure leaves its place empty."""
     width = 0.8 / len(groups)
+    many = len(values) > 4
     for cluster, (name, figures) in enumerate(values.items()):
         colour = colours.get(name, MUTED)
         for index, group in enumerate(groups):
@@ -244,23 +246,26 @@ def _bars(
                 look = {"facecolor": "white", "edgecolor": colour, "hatch": hatch, "linewidth": 1}
             axes.bar(place, height, width=width * 0.92, **look)
             axes.annotate(f"{height:.0f}", (place, height), (0, 3), textcoords="offset points", ha="center", fontsize=8)
-            axes.annotate(group, (place, 0), (0, -4), textcoords="offset points", ha="center", va="top", fontsize=7,
-                          rotation=45 if len(values) > 4 else 0, color=MUTED)  # fmt: skip
+            if not many:  # there would be no room below the bars; their order is said instead
+                axes.annotate(group, (place, 0), (0, -4), textcoords="offset points", ha="center", va="top", fontsize=7,
+                              color=MUTED)  # fmt: skip
         if name in ranges:
             place = cluster - 0.4 - width * 0.08
             axes.plot([place, place], ranges[name], color=INK, linewidth=1.3)
-    axes.set_xticks(range(len(values)), list(values))
-    axes.tick_params(axis="x", length=0, pad=16)
+    axes.set_xticks(range(len(values)), list(values), rotation=25 if many else 0)
+    axes.tick_params(axis="x", length=0, pad=2 if many else 16)
+    if many and len(groups) > 1:
+        axes.set_xlabel(f"bars of an arm: {', '.join(groups)}")
     axes.set_ylim(bottom=0)
     axes.margins(y=0.12)
     axes.grid(axis="y", color=GRID)
 
 
-def _figure(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
+def _figure(width: float, height: float, widths: Sequence[float] = (1,)) -> tuple[Figure, list[Axes]]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, list(figure.subplots(1, columns, squeeze=False)[0])
+    return figure, list(figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0])
 
 
 def _measured(summary: Summary) -> list[tuple[Arm, Point]]:

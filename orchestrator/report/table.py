@@ -20,6 +20,7 @@ from orchestrator.stats import PairedRatio
 Cell = Callable[[Arm, Point], str]
 ABSENT = "–"
 NOT_RUN = "not run"
+MANY_ARMS = 5
 EMBEDDED_TAG = "engine=embedded"
 STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
@@ -30,48 +31,58 @@ class Row(NamedTuple):
     cells: list[str]
     """One per arm, in the order of ``summary.arms``."""
     headline: bool = False
+    brief: str = ""
+    """Column header where arms are lines; rows without one are left out there."""
 
 
 def rows(summary: Summary) -> list[Row]:
     """Every row of the table at the headline load point; rows that hold nothing for any arm are left out."""
     result: list[Row] = []
 
-    def add(section: str, label: str, cell: Cell, headline: bool = False) -> None:
+    def add(section: str, label: str, cell: Cell, headline: bool = False, brief: str = "") -> None:
         cells = [cell(arm, arm.point) if arm.point else NOT_RUN if headline else ABSENT for arm in summary.arms]
         if any(text not in (ABSENT, NOT_RUN) for text in cells):
-            result.append(Row(section, label, cells, headline))
+            result.append(Row(section, label, cells, headline, brief))
 
     base = summary.baseline.name if summary.baseline else "plain"
-    add("Speed", f"speedup over {base}, 95% interval", lambda arm, p: _speedup(arm, p.speedup), headline=True)
-    add("Speed", "output tok/s", lambda _, p: number(p.output_tok_s, 1), headline=True)
+    add("Speed", f"speedup over {base}, 95% interval", lambda arm, p: _speedup(arm, p.speedup), True, "speedup")
+    add("Speed", "output tok/s", lambda _, p: number(p.output_tok_s, 1), True, "tok/s")
     for category in categories(summary):
         add("Speed", f"  {category}", _category_speed(category))
     add("Speed", "speedup after prefill", lambda arm, p: ratio(p.decode_speedup))
     add("Speed", "TTFT p50, ms", lambda _, p: ms(p.metrics.ttft_s.p50, 0))
     add("Speed", "TPOT p50, ms", lambda _, p: ms(p.metrics.tpot_s.p50, 1))
-    add("Speed", "ms per verification step", lambda _, p: number(p.step_ms, 1))
+    add("Speed", "ms per verification step", lambda _, p: number(p.step_ms, 1), brief="ms/step")
     add("Speed", "  relative to a plain step", lambda _, p: number(step_cost(summary, p), 2))
-    add("Acceptance", "acceptance length tau", _drafts("tau"), headline=True)
+    add("Acceptance", "acceptance length tau", _drafts("tau"), True, "tau")
     add("Acceptance", "  mean of requests", _drafts("tau_mean_of_requests"))
     for category in categories(summary):
         add("Acceptance", f"  {category}", _category_tau(category))
     add("Acceptance", "committed per step", _drafts("committed_per_step"))
     add("Acceptance", "block size", lambda arm, _: number(arm.block_size))
-    add("Acceptance", "proposed per step", proposed)
+    add("Acceptance", "proposed per step", proposed, brief="proposed")
     add("Acceptance", "verify window", window)
     add("Acceptance", "acceptance rate", lambda _, p: percent(p.acceptance.rate if p.acceptance else None))
-    add("Output", f"tokens identical to {base}", lambda arm, _: lossless(arm), headline=True)
+    add("Output", f"tokens identical to {base}", lambda arm, _: lossless(arm), True, "identical")
     add("Output", "output tokens, min / median / max", lambda _, p: spread(p.metrics.output_lengths))
     add("Output", "finish reasons", lambda _, p: counts(p.metrics.finish_reasons))
     add("Output", "requests that failed", lambda _, p: counts(failures(p)))
     add("Output", "repeated 4-grams", lambda _, p: percent(p.metrics.repeated_4grams))
-    add("Memory", "peak, GiB", lambda arm, _: memory(arm))
+    add("Memory", "peak, GiB", lambda arm, _: memory(arm), brief="peak GiB")
     add("Evidence", "prompts x repeats", lambda _, p: f"{p.n_prompts} x {p.repeats}")
     return result
 
 
 def render(summary: Summary) -> Group:
     """Caption, table, findings and the result in one sentence, for the terminal (rich)."""
+    table = _by_metric(summary) if len(summary.arms) <= MANY_ARMS else _by_arm(summary)
+    notes = [
+        Text.assemble((finding.severity, STYLES[finding.severity]), f": {finding.text}") for finding in summary.findings
+    ]
+    return Group(Text(caption(summary), style="bold"), table, "", *notes, Text(headline(summary), style="bold"))
+
+
+def _by_metric(summary: Summary) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("", no_wrap=True)
     for arm in summary.arms:
@@ -83,10 +94,21 @@ def render(summary: Summary) -> Group:
             table.add_row(Text(section, style="dim italic"))
         style = "bold" if row.headline else ""
         table.add_row(Text(row.label, style=style), *(Text(cell, style=style) for cell in row.cells))
-    notes = [
-        Text.assemble((finding.severity, STYLES[finding.severity]), f": {finding.text}") for finding in summary.findings
-    ]
-    return Group(Text(caption(summary), style="bold"), table, "", *notes, Text(headline(summary), style="bold"))
+    return table
+
+
+def _by_arm(summary: Summary) -> Table:
+    """The main figures with an arm per line, for more arms than fit beside each other; the report has every row."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("", no_wrap=True)
+    shown = [row for row in rows(summary) if row.brief]
+    for row in shown:
+        table.add_column(Text(row.brief, style="bold" if row.headline else ""), justify="right")
+    for place, arm in enumerate(summary.arms):
+        table.add_row(
+            Text(arm.name, style="dim" if arm.missing else "bold"), *(Text(row.cells[place]) for row in shown)
+        )
+    return table
 
 
 def markdown(summary: Summary, limit: int = 8000) -> str:
@@ -123,8 +145,9 @@ def headline(summary: Summary) -> str:
     found = ranking(summary)
     if not found:
         return f"Only {base.name} was measured."
-    parts = ", ".join(f"{arm.name} {ratio(speedup, 'x')}" for arm, speedup in found)
-    return f"Output speed relative to {base.name}: {parts} (95% interval over {found[0][1].n_prompts} prompts)."
+    parts = ", ".join(f"{arm.name} {ratio(speedup, 'x')}" for arm, speedup in found[:3])
+    more = f", {len(found) - 3} more below that" if len(found) > 3 else ""
+    return f"Output speed relative to {base.name}: {parts}{more} (95% interval over {found[0][1].n_prompts} prompts)."
 
 
 def ranking(summary: Summary) -> list[tuple[Arm, PairedRatio]]:

@@ -153,6 +153,17 @@ def test_the_terminal_table_reads_along_a_metric(summary: Summary) -> None:
     assert text.rstrip().splitlines()[-2:][0].startswith("Output speed relative to plain: dspine")
 
 
+def test_more_arms_than_fit_beside_each_other_are_lines() -> None:
+    arms = (synthetic.ARMS[0], *(replace(synthetic.ARMS[1], name=f"block_{b}", block_size=b) for b in (4, 5, 6, 7, 8)))
+    text = shown(summarize(synthetic.records(arms), synthetic.facts(arms)), width=80)
+    (header,) = [line for line in text.splitlines() if "ms/step" in line]
+    assert header.split() == ["speedup", "tok/s", "ms/step", "tau", "proposed", "identical", "peak", "GiB"]
+    for arm in arms:
+        (line,) = [line for line in text.splitlines() if line.startswith(f"{arm.name} ")]
+        assert "…" not in line
+    assert "2 more below that" in text
+
+
 def test_markdown_is_a_table_that_fits_mlflow(summary: Summary) -> None:
     text = table.markdown(summary)
     rows = [line for line in text.splitlines() if line.startswith("|")]
