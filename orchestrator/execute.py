@@ -203,6 +203,9 @@ def _show(
     from orchestrator.report import table
 
     entries, records = store.load(directory)
+    if not entries:
+        _say(console, f"Nothing was measured. Logs: {directory}", style="bold red")
+        return 1
     measured = {entry.server.arm for entry in entries}
     failed = {arm: str(failure) for arm, failure in progress.failures if arm not in measured}
     plan = replace(plan, missing={**plan.missing, **failed})

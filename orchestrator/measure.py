@@ -61,7 +61,11 @@ def measure(
                 if record.outcome in ("error", "truncated") and (failure := runner.failure(handle)):
                     raise failure
 
-            interrupt.run(_trial(handle, trial, arm, texts, keep, partial(_status, display, place)))
+            try:
+                interrupt.run(_trial(handle, trial, arm, texts, keep, partial(_status, display, place)))
+            except ServerFailure:
+                _raise_if_dead(runner, handle)  # then that is the reason, not what failed because of it
+                raise
             measured = [record for record in records if record.phase == "measure"]
             well = all(record.outcome == "ok" for record in measured)
             if not well:

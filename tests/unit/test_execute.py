@@ -161,10 +161,14 @@ def test_an_arm_that_does_not_start_is_named_and_the_others_are_measured(
     assert {one.name: bool(one.points) for one in summary.arms} == {"plain": True, "ngram": False, "other": True}
 
 
-def test_a_cause_that_no_arm_can_escape_ends_the_run(tmp_path: Path, world: World, arms: list[ArmConfig]) -> None:
+def test_a_cause_that_no_arm_can_escape_ends_the_run(
+    tmp_path: Path, world: World, arms: list[ArmConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
     world.refuses["plain"] = ServerFailure("model_fetch", "no network")
-    code, _ = run(tmp_path, arms)
-    assert code == 1 and world.starts == ["plain"]
+    code, summary = run(tmp_path, arms)
+    assert code == 1 and world.starts == ["plain"] and summary is None
+    out = capsys.readouterr().out
+    assert "plain: no network" in out and "Nothing was measured" in out
 
 
 def test_a_server_that_dies_is_one_failure_and_not_one_error_per_request(
@@ -187,6 +191,24 @@ def test_a_server_that_dies_is_one_failure_and_not_one_error_per_request(
     assert keys == {"plain-c1-r0", "plain-c1-r1"}
     kept = list(read_records(tmp_path / "one/sessions/01-ngram/records.jsonl"))
     assert [record.outcome for record in kept] == ["ok"] * 4 + ["truncated"]
+
+
+def test_what_fails_because_the_server_died_is_not_given_as_the_reason(
+    tmp_path: Path, world: World, arms: list[ArmConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.fakes["ngram"].fault = lambda body: "drop"
+
+    def notice_late(*_: object) -> ServerFailure | None:
+        asked.append(1)
+        return ServerFailure("died", "exit code -9", served=True) if len(asked) > 2 else None
+
+    asked: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FakeRunner, "failure", notice_late)
+        patch.setattr(measure, "_DEATH_WAIT_S", 1.0)
+        assert run(tmp_path, arms)[0] == 1
+    out = capsys.readouterr().out
+    assert "exit code -9" in out and "no warm-up request" not in out
 
 
 def test_a_failed_request_fails_the_run_and_its_trial_is_measured_again(
