@@ -72,7 +72,7 @@ ISAS = (Isa("avx512", ("avx512f",), lanes=16, rows=8), Isa("avx2", ("avx2", "fma
 class Kernel:
     """A compiled product: run(x, scratch, weights, y, rows, out, words, threads), four addresses and four counts.
 
-    x: [rows, in]; scratch: as large as x, unread at one row; y: [rows, out]; words: 32-bit words of a row of x.
+    x: [rows, in]; scratch: [threads, rows, in], not used at one row; y: [rows, out]; words: 32-bit words of a row of x.
     rows >= 1, out >= panel, words a multiple of BLOCK_WORDS, weights 64-byte aligned: the caller checks.
     """
 
@@ -269,14 +269,19 @@ class _Emitter:
         share = self._declare("share", VOID, [PTR])
         share.linkage = "internal"
         b = ir.IRBuilder(share.append_basic_block())
-        given = [b.load(b.gep(share.args[0], [_i64(i)], source_etype=I64), typ=I64) for i in range(6)]
-        x, w, y = (b.inttoptr(address, PTR) for address in given[:3])
-        rows, out, words = given[3:]
+        given = [b.load(b.gep(share.args[0], [_i64(i)], source_etype=I64), typ=I64) for i in range(7)]
+        x, scratch, w, y = (b.inttoptr(address, PTR) for address in given[:4])
+        rows, out, words = given[4:]
         panel = _i64(self.isa.panel)
         panels = b.udiv(b.add(out, _i64(self.isa.panel - 1)), panel)
         thread, threads = (b.zext(b.call(f, []), I64) for f in (thread_num, num_threads))
         first = b.udiv(b.mul(panels, thread), threads)
         count = b.sub(b.udiv(b.mul(panels, b.add(thread, _i64(1))), threads), first)
+        several = b.icmp_unsigned(">", rows, _i64(1))
+        own = _words(b, scratch, b.mul(thread, b.mul(rows, words)))
+        with b.if_then(several):
+            self._pack_rows(b, x, own, rows, words)
+        x = b.select(several, own, x)
         with b.if_then(b.icmp_unsigned(">", count, _i64(0))), _loop(b, count) as i:
             index = b.add(first, i)
             w_panel = _words(b, w, b.mul(index, b.mul(words, panel)))
@@ -289,23 +294,25 @@ class _Emitter:
         b.ret_void()
         return share
 
-    def _linear(self, share: ir.Function) -> None:
-        """linear(...), see Kernel.run. Several rows are first copied to scratch as [tile][block][row][word]: rows at
-        their natural distance would fall into few sets of the first-level cache and evict each other."""
-        parallel = self._declare("GOMP_parallel", VOID, [PTR, PTR, I32, I32])
-        linear = self._declare("linear", VOID, [PTR, PTR, PTR, PTR, I64, I64, I64, I32])
-        x, scratch, w, y, rows, out, words, threads = linear.args
-        b = ir.IRBuilder(linear.append_basic_block())
-        arguments = b.alloca(I64, 6)
-        several = b.icmp_unsigned(">", rows, _i64(1))
+    def _pack_rows(self, b: ir.IRBuilder, x: ir.Value, packed: ir.Value, rows: ir.Value, words: ir.Value) -> None:
+        """Copies x to [tile][block][row][word]. Rows at their natural distance would fall into few sets of the
+        first-level cache and evict each other. Every thread makes its own copy: fetching lines that another core
+        has just written costs more than copying."""
         block_type = ir.VectorType(I32, BLOCK_WORDS)
-        with b.if_then(several), self._each_part(b, rows) as (first, size):
-            source, target = (_words(b, base, b.mul(first, words)) for base in (x, scratch))
+        with self._each_part(b, rows) as (first, size):
+            source, target = (_words(b, base, b.mul(first, words)) for base in (x, packed))
             with _loop(b, size) as r, _loop(b, words, BLOCK_WORDS) as k:
                 block = b.load(_words(b, source, b.add(b.mul(r, words), k)), typ=block_type, align=2)
                 b.store(block, _words(b, target, b.add(b.mul(r, _i64(BLOCK_WORDS)), b.mul(k, size))), align=2)
-        addresses = [b.ptrtoint(p, I64) for p in (b.select(several, scratch, x), w, y)]
-        for i, value in enumerate([*addresses, rows, out, words]):
+
+    def _linear(self, share: ir.Function) -> None:
+        """linear(...), see Kernel.run."""
+        parallel = self._declare("GOMP_parallel", VOID, [PTR, PTR, I32, I32])
+        linear = self._declare("linear", VOID, [PTR, PTR, PTR, PTR, I64, I64, I64, I32])
+        *pointers, rows, out, words, threads = linear.args
+        b = ir.IRBuilder(linear.append_basic_block())
+        arguments = b.alloca(I64, 7)
+        for i, value in enumerate([*(b.ptrtoint(p, I64) for p in pointers), rows, out, words]):
             b.store(value, b.gep(arguments, [_i64(i)], source_etype=I64))
         b.call(parallel, [share, arguments, threads, ir.Constant(I32, 0)])
         b.ret_void()

@@ -6,6 +6,7 @@ Results of the kernel do not depend on how many rows are computed together, bit 
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from contextlib import suppress
 from functools import cache
@@ -51,6 +52,7 @@ def pack(module: nn.Module) -> None:
     for parent, name, key in tables:
         if key in packed:
             setattr(parent, name, TiedEmbedding(packed[key]))
+    _return_freed_memory()
 
 
 class PackedLinear(nn.Module):
@@ -79,17 +81,10 @@ class PackedLinear(nn.Module):
         y = x.new_empty((*shape[:-1], self.out_features))
         rows = x.numel() // self.in_features
         if rows:
-            scratch = torch.empty_like(x) if rows > 1 else x
-            self._run(
-                x.data_ptr(),
-                scratch.data_ptr(),
-                self._address,
-                y.data_ptr(),
-                rows,
-                self.out_features,
-                self._words,
-                torch.get_num_threads(),
-            )
+            threads = torch.get_num_threads()
+            scratch = x.new_empty((threads, *shape)) if rows > 1 else x
+            addresses = x.data_ptr(), scratch.data_ptr(), self._address, y.data_ptr()
+            self._run(*addresses, rows, self.out_features, self._words, threads)
         return y
 
     def weight_rows(self, ids: Tensor) -> Tensor:
@@ -128,16 +123,21 @@ class _Arena:
     def __init__(self, size: int) -> None:
         self._used = 0
         if size:
-            memory = mmap.mmap(-1, size)
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                with suppress(OSError):
-                    memory.madvise(mmap.MADV_HUGEPAGE)
+            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory has small pages
+            with suppress(OSError):
+                memory.madvise(mmap.MADV_HUGEPAGE)
             self._bytes = torch.frombuffer(memory, dtype=torch.uint8)  # keeps the memory alive
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         size = torch.Size(shape).numel() * dtype.itemsize
         start, self._used = self._used, self._used + size
         return self._bytes[start : start + size].view(dtype).view(shape)
+
+
+def _return_freed_memory() -> None:
+    """glibc keeps blocks of up to 32 MiB that were freed, here the originals of most layers, for later use."""
+    with suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @cache
