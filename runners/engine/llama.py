@@ -125,15 +125,33 @@ class _Span:
             self.mask = mask.repeat_interleave(groups, 0)
 
 
+class _RMSNorm(nn.Module):
+    """x * gain / sqrt(mean(x^2) + eps), in four operations; torch's own takes eight and twice the time.
+
+    ``weight`` is gain * sqrt(width), so that the norm need not be divided by it.
+    """
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        # A plain tensor on the CPU, also where the module is built on the meta device.
+        self._floor = torch.tensor(math.sqrt(width * eps), device="cpu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        # hypot(norm, sqrt(width * eps)) = sqrt(width) * sqrt(mean(x^2) + eps)
+        return (x / torch.hypot(norm, self._floor) * self.weight).to(x.dtype)
+
+
 class _Layer(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         hidden, self.head_dim = config.hidden_size, config.head_dim
         self.heads, self.kv_heads = config.num_heads, config.num_kv_heads
-        self.norm_attention = nn.RMSNorm(hidden, config.rms_norm_eps)
+        self.norm_attention = _RMSNorm(hidden, config.rms_norm_eps)
         self.qkv = nn.Linear(hidden, (self.heads + 2 * self.kv_heads) * self.head_dim, bias=False)
         self.out = nn.Linear(self.heads * self.head_dim, hidden, bias=False)
-        self.norm_mlp = nn.RMSNorm(hidden, config.rms_norm_eps)
+        self.norm_mlp = _RMSNorm(hidden, config.rms_norm_eps)
         self.gate_up = nn.Linear(hidden, 2 * config.intermediate_size, bias=False)
         self.down = nn.Linear(config.intermediate_size, hidden, bias=False)
 
@@ -174,7 +192,7 @@ class Llama(nn.Module):
         self.context_length = context_length
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(_Layer(config) for _ in range(config.num_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = _RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self._rotations = torch.empty(0)
 
@@ -261,17 +279,18 @@ def _read_weights(folder: Path, config: LlamaConfig, dtype: torch.dtype) -> dict
     def put(name: str, *parts: Tensor) -> None:
         weights[name] = torch.cat(parts).to(dtype) if len(parts) > 1 else parts[0].to(dtype, copy=True)
 
+    width_root = math.sqrt(config.hidden_size)  # see _RMSNorm
     weights: dict[str, Tensor] = {}
     put("embed.weight", take("model.embed_tokens.weight"))
-    put("norm.weight", take("model.norm.weight"))
+    put("norm.weight", take("model.norm.weight") * width_root)
     if config.tied_head:
         weights["head.weight"] = weights["embed.weight"]
     else:
         put("head.weight", take("lm_head.weight"))
     for i in range(config.num_layers):
         source, own = f"model.layers.{i}.", f"layers.{i}."
-        put(own + "norm_attention.weight", take(source + "input_layernorm.weight"))
-        put(own + "norm_mlp.weight", take(source + "post_attention_layernorm.weight"))
+        put(own + "norm_attention.weight", take(source + "input_layernorm.weight") * width_root)
+        put(own + "norm_mlp.weight", take(source + "post_attention_layernorm.weight") * width_root)
         put(
             own + "qkv.weight",
             _interleave(take(source + "self_attn.q_proj.weight"), config.head_dim),
