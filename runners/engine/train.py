@@ -1,7 +1,7 @@
 """Train the miniature drafters: the target writes text, a block model learns to draft it.
 
     python -m runners.engine.train generate --model FOLDER --out text-0.npz --seconds 240 --seed 0
-    python -m runners.engine.train fit --drafter dspine --model FOLDER --text text-0.npz --out DIR --seconds 900
+    python -m runners.engine.train fit --model FOLDER --text text-0.npz --out DIR --seconds 900
 
 Meant for one GPU (minutes); both run on a CPU at a small scale, which the tests use. Prompts are those of
 ``training/prompts.py`` and ones that the target itself makes up; whatever overlaps with a shipped suite is dropped.
@@ -226,62 +226,89 @@ def save(model: BlockModel, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(model.config.dump(model.section), indent=2) + "\n")
 
 
+class Learner:
+    """One drafter in training: model, optimiser and its block mix."""
+
+    def __init__(self, name: str, target: Any, args: argparse.Namespace, device: str) -> None:
+        self.name, self.args, self.device = name, args, device
+        self.model = new_model(name, target).to(device)
+        self.mix = BLOCK_MIX[name]
+        self.rng = random.Random(args.seed)
+        self.blocks = 0
+        codebooks = list(self.model.transition.parameters())
+        rest = [p for p in self.model.parameters() if not any(p is c for c in codebooks)]
+        self.optimizer = torch.optim.AdamW(
+            [{"params": rest, "weight_decay": 0.05}, {"params": codebooks, "weight_decay": 0.0}],
+            lr=args.learning_rate, betas=(0.9, 0.95), fused=device == "cuda",
+        )  # fmt: skip
+        self.tables = rope_tables(self.model.config, 1024, device)
+
+    def step(self, batch: objective.Batch, embedding: Tensor, rate: float) -> dict[str, Tensor]:
+        block = self.rng.choices(list(self.mix), list(self.mix.values()))[0]
+        room = (batch.lengths - batch.prompt_lengths - 1)[:, None]
+        shape = len(room), self.args.queries // block
+        anchors = batch.prompt_lengths[:, None] + (torch.rand(shape, device=self.device) * room).long()
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
+            parts = objective.loss(
+                self.model, batch, anchors, block, embedding, embedding, self.tables, DECAY[self.name]
+            )
+        total = parts["path"] + 0.5 * parts["unary"] + parts.get("confidence", 0.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.zero_grad(set_to_none=True)
+        total.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.blocks += anchors.numel()
+        return parts
+
+
 def fit(args: argparse.Namespace) -> None:
+    """Train the drafters named side by side: they read the same hidden states, so the target runs once for all."""
     device = device_of()
     torch.manual_seed(args.seed)
-    torch.backends.cuda.matmul.allow_tf32 = True
     started = time.monotonic()
     layer_count = json.loads((args.model / "config.json").read_text())["num_hidden_layers"]
     states, embedding, target = target_states(args.model, capture_layers(layer_count), device)
     text = Text(args.text, device, args.held_out)
-    model = new_model(args.drafter, target).to(device)
-    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters, {len(text.training)} sequences", flush=True)
-    codebooks = list(model.transition.parameters())
-    rest = [p for p in model.parameters() if not any(p is c for c in codebooks)]
-    optimizer = torch.optim.AdamW(
-        [{"params": rest, "weight_decay": 0.05}, {"params": codebooks, "weight_decay": 0.0}],
-        lr=args.learning_rate, betas=(0.9, 0.95), fused=device == "cuda",
-    )  # fmt: skip
-    tables = rope_tables(model.config, 1024, device)
-    mix = BLOCK_MIX[args.drafter]
-    rng = random.Random(args.seed)
-    order, cursor, step, seen = torch.randperm(len(text.training)), 0, 0, 0
-    log: list[dict[str, Any]] = []
-    while (share := (time.monotonic() - started) / args.seconds) < 1 and step < args.steps:
+    learners = [Learner(name, target, args, device) for name in args.drafter]
+    print(f"{len(text.training)} sequences", flush=True)
+    order, cursor, step = torch.randperm(len(text.training)), 0, 0
+    began = time.monotonic()
+    last: dict[str, dict[str, float]] = {}
+    while (share := (time.monotonic() - began) / args.seconds) < 1 and step < args.steps:
         if cursor + args.batch > len(order):
             order, cursor = torch.randperm(len(text.training)), 0
         batch = text.rows(text.training[order[cursor : cursor + args.batch].to(device)], states)
         cursor += args.batch
-        block = rng.choices(list(mix), list(mix.values()))[0]
-        room = (batch.lengths - batch.prompt_lengths - 1)[:, None]
-        anchors = batch.prompt_lengths[:, None] + (torch.rand(len(room), args.queries // block, device=device) * room).long()
-        for group in optimizer.param_groups:
-            group["lr"] = args.learning_rate * min(1.0, (step + 1) / 200) * (0.5 + 0.5 * math.cos(math.pi * min(share, 1)))
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            parts = objective.loss(model, batch, anchors, block, embedding, embedding, tables, DECAY[args.drafter])
-        total = parts["path"] + 0.5 * parts["unary"] + parts.get("confidence", 0.0)
-        optimizer.zero_grad(set_to_none=True)
-        total.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        rate = args.learning_rate * min(1.0, (step + 1) / 200) * (0.5 + 0.5 * math.cos(math.pi * share))
         step += 1
-        seen += anchors.numel()
-        if step % args.log_every == 0 or step == args.steps:
-            line = {"step": step, "blocks": seen, "seconds": round(time.monotonic() - started), **{k: round(v.item(), 4) for k, v in parts.items()}}
-            log.append(line)
-            if len(log) % 5 == 0:
-                save(model, args.out)
-            print(args.drafter, line, flush=True)
-    save(model, args.out)
-    figures = [evaluate(model, text, states, embedding, block, args.eval_rows) for block in sorted(mix)]
-    for line in figures:
-        print(args.drafter, line, flush=True)
-    (args.out / "training.json").write_text(
-        json.dumps({"steps": step, "blocks": seen, "sequences": len(text.training), "seed": args.seed, "batch": args.batch,
-                    "queries": args.queries, "learning_rate": args.learning_rate, "seconds": round(time.monotonic() - started),
-                    "device": torch.cuda.get_device_name() if device == "cuda" else "cpu", "held_out": figures, "log": log[-1:]}, indent=1)
-    )  # fmt: skip
-    print(f"{args.drafter}: {step} steps in {time.monotonic() - started:.0f} s", flush=True)
+        for learner in learners:
+            parts = learner.step(batch, embedding, rate)
+            if step % args.log_every == 0 or step == args.steps:
+                last[learner.name] = {k: round(v.item(), 4) for k, v in parts.items()}
+                print(learner.name, step, f"{time.monotonic() - started:.0f} s", last[learner.name], flush=True)
+                if step % (10 * args.log_every) == 0:
+                    save(learner.model, args.out / learner.name)
+    seconds = round(time.monotonic() - began)
+    for learner in learners:
+        folder = args.out / learner.name
+        save(learner.model, folder)
+        figures = []
+        for block in sorted(learner.mix):
+            figures.append(evaluate(learner.model, text, states, embedding, block, args.eval_rows))
+            print(learner.name, figures[-1], flush=True)
+        summary = {
+            "steps": step, "blocks": learner.blocks, "sequences": len(text.training),
+            "answer_tokens": int((text.lengths - text.prompt_lengths).sum()), "seed": args.seed, "batch": args.batch,
+            "queries": args.queries, "learning_rate": args.learning_rate, "seconds": seconds,
+            "trained_beside": [other.name for other in learners if other is not learner],
+            "parameters": sum(p.numel() for p in learner.model.parameters()),
+            "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+            "last_loss": last.get(learner.name), "held_out": figures,
+        }  # fmt: skip
+        (folder / "training.json").write_text(json.dumps(summary, indent=1) + "\n")
+    print(f"done: {step} steps in {seconds} s", flush=True)
 
 
 def main() -> None:
@@ -298,8 +325,8 @@ def main() -> None:
     text.add_argument("--prompt-tokens", type=int, default=176)
     text.add_argument("--new-tokens", type=int, default=144)
     text.set_defaults(run=generate)
-    train = commands.add_parser("fit", help="train one drafter")
-    train.add_argument("--drafter", choices=sorted(MODELS), required=True)
+    train = commands.add_parser("fit", help="train drafters")
+    train.add_argument("--drafter", choices=sorted(MODELS), nargs="+", default=sorted(MODELS))
     train.add_argument("--model", type=Path, required=True)
     train.add_argument("--text", type=Path, nargs="+", required=True)
     train.add_argument("--out", type=Path, required=True)
@@ -309,7 +336,7 @@ def main() -> None:
     train.add_argument("--queries", type=int, default=256, help="draft positions per sequence and step")
     train.add_argument("--held-out", type=int, default=512)
     train.add_argument("--eval-rows", type=int, default=32)
-    train.add_argument("--learning-rate", type=float, default=1.5e-3)
+    train.add_argument("--learning-rate", type=float, default=2e-3)
     train.add_argument("--log-every", type=int, default=200)
     train.add_argument("--seed", type=int, default=0)
     train.set_defaults(run=fit)

@@ -77,10 +77,14 @@ def test_what_is_trained_is_what_is_run(checkpoint: tuple[str, BlockModel, Path]
     batch = objective.Batch(tokens, torch.tensor([length, length]), torch.tensor([3, 3]), features)
     tables = rope_tables(model.config, 64)
     hidden = objective.block_hidden(model, batch, anchors, BLOCK, embedding, tables)
-    paths = lattice.build(model, hidden.flatten(0, 1), hidden.flatten(0, 1) @ embedding.T, tokens.gather(1, anchors).flatten())
+    paths = lattice.build(
+        model, hidden.flatten(0, 1), hidden.flatten(0, 1) @ embedding.T, tokens.gather(1, anchors).flatten()
+    )
     expected = lattice.greedy_rows(paths)[0].view(2, 3, BLOCK - 1)
 
-    drafter = BlockDrafter(name, folder, lambda ids: F.embedding(ids, embedding), lambda h: h @ embedding.T, torch.float32)
+    drafter = BlockDrafter(
+        name, folder, lambda ids: F.embedding(ids, embedding), lambda h: h @ embedding.T, torch.float32
+    )
     states, done = [drafter.open([]), drafter.open([])], [0, 0]
     for step in range(3):
         ends = anchors[:, step].tolist()
@@ -96,7 +100,9 @@ def test_what_is_trained_is_what_is_run(checkpoint: tuple[str, BlockModel, Path]
 def test_sampled_drafts_follow_their_own_q(checkpoint: tuple[str, BlockModel, Path]) -> None:
     name, _, folder = checkpoint
     embedding = torch.randn(VOCAB, HIDDEN) * 0.05
-    drafter = BlockDrafter(name, folder, lambda ids: F.embedding(ids, embedding), lambda h: h @ embedding.T, torch.float32)
+    drafter = BlockDrafter(
+        name, folder, lambda ids: F.embedding(ids, embedding), lambda h: h @ embedding.T, torch.float32
+    )
     state = drafter.open([])
     drafter.extend([state], [[1, 2, 3]], torch.randn(3, 2 * HIDDEN))
     how = DraftSampling(1.0, torch.Generator().manual_seed(3))
