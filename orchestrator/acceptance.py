@@ -134,7 +134,8 @@ def positions(histogram: Sequence[int], windows: Sequence[int] | None, proposed:
     A step with i correct drafts was correct at positions 1..i, so the number correct at position j is the histogram's
     tail from j. Steps that reached j: all of them with a fixed window, and with windows of varying size those with a
     window of j + 1 tokens or more (the window counts the anchor). A step counts as reached only if its window held
-    the position: a cut window says nothing about the tokens it left out.
+    the position: a cut window says nothing about the tokens it left out. Without a window histogram every step counts
+    as having reached every position, so that what a drafter did not propose (prompt lookup without a match) is a miss.
     """
     steps = sum(histogram)
     if not steps:

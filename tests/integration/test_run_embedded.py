@@ -15,9 +15,17 @@ from typing import Any
 
 import psutil
 import pytest
+from rich.console import Console
 
 from orchestrator import store
 from orchestrator.acceptance import disagreement, pooled
+from orchestrator.compose import load
+from orchestrator.execute import make_runner
+from orchestrator.interrupt import Interrupt
+from orchestrator.job import planned
+from orchestrator.lossless import check
+from orchestrator.measure import probe
+from orchestrator.progress import Display
 from orchestrator.records import RequestRecord, read_records
 from orchestrator.results import Summary, read_summary
 
@@ -134,6 +142,24 @@ def test_a_second_run_measures_nothing_again(place: Path, first: First) -> None:
     assert [arm.point for arm in read_summary(newest(place) / "summary.json").arms] == [
         arm.point for arm in first[2].arms
     ]
+
+
+def test_the_plain_target_tells_how_close_its_choices_were(first: First, tmp_path: Path) -> None:
+    _, directory, _ = first
+    experiment = load([*COMMAND[3:]])
+    session = next(one for one in planned(experiment).sessions if one.arm.name == "plain")
+    plain = next(one for one in store.load(directory)[1] if one.arm == "plain")
+    with Interrupt() as interrupt, Display(Console(quiet=True), 1) as display:
+        (answer,) = probe(
+            session, {plain.prompt_id: 5}, make_runner(session.arm), tmp_path, display, interrupt, plain.trial_key
+        )
+    assert answer.phase == "probe" and answer.output_ids == plain.output_ids[:5], "logprobs change no token"
+    assert answer.top2 is not None and len(answer.top2) == 5
+    for token, ((best, best_logprob), (second, second_logprob)) in zip(answer.output_ids, answer.top2, strict=True):
+        assert best == token != second and 0 >= best_logprob >= second_logprob
+    forked = plain.model_copy(update={"arm": "ngram", "output_ids": [*plain.output_ids[:4], -1]})
+    fork = check([plain, answer, forked], "plain")["ngram"].forks[0]
+    assert fork.position == 4 and fork.margin == answer.top2[4][0][1] - answer.top2[4][1][1]
 
 
 @pytest.fixture
