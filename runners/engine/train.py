@@ -64,7 +64,9 @@ def device_of() -> str:
 # Text -----------------------------------------------------------------------------------------------------------------
 
 
-def own_prompts(decoder: BatchDecoder, tokenizer: Any, prefix: list[int], end: int, seconds: float, seed: int) -> list[str]:
+def own_prompts(
+    decoder: BatchDecoder, tokenizer: Any, prefix: list[int], end: int, seconds: float, seed: int
+) -> list[str]:
     """Prompts that the target makes up itself after the opening of a user's turn (the Magpie method)."""
     torch.manual_seed(seed)
     found: dict[str, None] = {}
@@ -73,7 +75,7 @@ def own_prompts(decoder: BatchDecoder, tokenizer: Any, prefix: list[int], end: i
         made = decoder.run([prefix] * decoder.rows, [1.0] * decoder.rows, min(72, decoder.columns - len(prefix)), end)
         for row in range(decoder.rows):
             ids = made.tokens[row, made.prompt_lengths[row] : made.lengths[row]]
-            if ids[-1] == end and 4 < len(ids):
+            if ids[-1] == end and len(ids) > 4:
                 found[tokenizer.decode(ids[:-1]).strip()] = None
     return list(found)
 
@@ -92,7 +94,9 @@ def generate(args: argparse.Namespace) -> None:
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     columns = args.prompt_tokens + args.new_tokens
     decoder = BatchDecoder(args.model, device, args.rows, columns, dtype)
-    chat = tokenizer.apply_chat_template([{"role": "user", "content": "\x00"}], tokenize=False, add_generation_prompt=True)
+    chat = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "\x00"}], tokenize=False, add_generation_prompt=True
+    )
     before, after = chat.split("\x00")
     opening = tokenizer(before, add_special_tokens=False)["input_ids"]
     overlap = SuiteFilter()
@@ -132,7 +136,9 @@ def generate(args: argparse.Namespace) -> None:
         temperatures=np.concatenate([p.temperatures for p in parts])[order], kinds=np.array(kinds)[order],
     )  # fmt: skip
     total = int((lengths - prompt_lengths)[order].sum())
-    print(f"{len(order)} sequences, {total} answer tokens, {len(keep) - len(order)} dropped, {time.monotonic() - started:.0f} s")
+    print(
+        f"{len(order)} sequences, {total} answer tokens, {len(keep) - len(order)} dropped, {time.monotonic() - started:.0f} s"
+    )
 
 
 # Training -------------------------------------------------------------------------------------------------------------
@@ -145,7 +151,9 @@ class Text:
         loaded = [np.load(f) for f in files]
         width = max(z["tokens"].shape[1] for z in loaded)
         self.tokens = torch.from_numpy(
-            np.concatenate([np.pad(z["tokens"].astype(np.int32), ((0, 0), (0, width - z["tokens"].shape[1]))) for z in loaded])
+            np.concatenate(
+                [np.pad(z["tokens"].astype(np.int32), ((0, 0), (0, width - z["tokens"].shape[1]))) for z in loaded]
+            )
         ).to(device)
         self.prompt_lengths, self.lengths = (
             torch.from_numpy(np.concatenate([z[name] for z in loaded])).long().to(device)
@@ -195,9 +203,9 @@ def new_model(name: str, target: Any) -> BlockModel:
         if isinstance(module, torch.nn.Linear) and module.weight.std() > 0.015:
             torch.nn.init.normal_(module.weight, std=0.02)
     torch.nn.init.constant_(model.norm.weight, 0.3)  # else the mask token's own embedding dominates the first logits
-    for layer in model.layers:  # depth enters gently
-        for out in (layer.self_attn.o_proj, layer.mlp.down_proj):  # type: ignore[union-attr]
-            torch.nn.init.normal_(out.weight, std=0.02 / math.sqrt(2 * len(model.layers)))  # type: ignore[union-attr, arg-type]
+    for layer in model.decoder:  # depth enters gently
+        for out in (layer.self_attn.o_proj, layer.mlp.down_proj):
+            torch.nn.init.normal_(out.weight, std=0.02 / math.sqrt(2 * len(model.decoder)))
     return model
 
 

@@ -60,10 +60,10 @@ def test_a_checkpoint_that_does_not_fit_is_refused(checkpoint: tuple[str, BlockM
     tensors = load_file(folder / "model.safetensors")
     del tensors["fc.weight"]
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(ValueError, match="fc.weight"):
+    with pytest.raises(ValueError, match=r"fc\.weight"):
         load_block_model(name, folder)
     (folder / "model.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match="model.safetensors"):
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors"):
         load_block_model(name, folder)
 
 

@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -207,7 +207,12 @@ class BlockModel(nn.Module):
         self.layers = nn.ModuleList(self.layer_class(config, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
+    candidates: int
     transition: Transition
+
+    @property
+    def decoder(self) -> list[BlockLayer]:
+        return [layer for layer in self.layers if isinstance(layer, BlockLayer)]
 
     def gate(self, hidden: Tensor) -> Tensor | None:
         """[..., rank] factor on the predecessor's codebook row; None for a table without one."""
@@ -221,7 +226,7 @@ class BlockModel(nn.Module):
         """Keys and values of committed text, per layer, [..., kv_heads, d]."""
         c = self.config
         result = []
-        for layer in self.layers:
+        for layer in self.decoder:
             kv = F.linear(context, layer.self_attn.qkv_proj.weight[c.q_size :])
             k, v = (part.unflatten(-1, (-1, c.head_dim)) for part in kv.chunk(2, -1))
             result.append((rotate(layer.self_attn.k_norm(k), cos, sin), v))
@@ -230,13 +235,13 @@ class BlockModel(nn.Module):
     def forward(self, embeds: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """Block embeddings [M, b, hidden] at rotary tables [M, b, d] -> normed hidden states [M, b, hidden]."""
         x = embeds
-        for layer in self.layers:
+        for layer in self.decoder:
             x = layer(x, cos, sin, attend)
         return self.norm(x)
 
     # Checkpoint layout -------------------------------------------------------------------------------------------
 
-    renamed: dict[str, str] = {}
+    renamed: ClassVar[dict[str, str]] = {}
     """Module path here -> name in a checkpoint, for what an architecture names otherwise."""
 
     def export(self) -> dict[str, Tensor]:

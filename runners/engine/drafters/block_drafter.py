@@ -72,9 +72,9 @@ class BlockDrafter(Drafter):
         # Committed text passes every layer's key and value projection at once: one product instead of one per layer.
         c = self.config
         self._context_kv = nn.Linear(c.hidden_size, c.num_hidden_layers * 2 * c.kv_size, bias=False).to(dtype)
-        kv_rows = [layer.self_attn.qkv_proj.weight[c.q_size :] for layer in model.layers]  # type: ignore[union-attr, index]
+        kv_rows = [layer.self_attn.qkv_proj.weight[c.q_size :] for layer in model.decoder]
         self._context_kv.weight = nn.Parameter(torch.cat(kv_rows), requires_grad=False)
-        self._k_norms = torch.stack([layer.self_attn.k_norm.weight for layer in model.layers])  # type: ignore[union-attr]
+        self._k_norms = torch.stack([layer.self_attn.k_norm.weight for layer in model.decoder])
         if pack is not None:
             self._packed = nn.ModuleList([self._context_kv])
             pack(self.model)

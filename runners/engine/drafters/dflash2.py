@@ -6,6 +6,8 @@ of the authors' package ``dflash`` 0.1.0.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -64,7 +66,7 @@ class DFlash2Layer(BlockLayer):
 class DFlash2Model(BlockModel):
     section = "dflash_config"
     layer_class = DFlash2Layer
-    renamed = {
+    renamed: ClassVar[dict[str, str]] = {
         "transition.predecessor": "candidate_selector.predecessor_codebook",
         "transition.successor": "candidate_selector.successor_codebook",
         "hidden_projection.weight": "candidate_selector.hidden_projection.weight",

@@ -46,5 +46,3 @@ class DSpineModel(BlockModel):
         """
         extra = [chosen_logprob.unsqueeze(-1), margin.unsqueeze(-1).clamp(max=10.0)]
         return self.confidence(torch.cat([hidden, *extra], -1)).squeeze(-1)
-
-

@@ -70,9 +70,7 @@ def greedy_rows(lattice: Lattice) -> tuple[Tensor, Tensor]:
     return lattice.ids.gather(2, chosen.unsqueeze(-1))[..., 0], rows
 
 
-def sampled_rows(
-    scores: Tensor, temperature: float, generator: torch.Generator | None
-) -> tuple[Tensor, Tensor]:
+def sampled_rows(scores: Tensor, temperature: float, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
     """One path drawn left to right from one request's scores [n, K, K]: indices [n] and its q rows [n, K]."""
     q = torch.softmax(scores.float() / temperature, -1)
     index, path, rows = 0, [], []

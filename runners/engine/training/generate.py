@@ -38,7 +38,11 @@ class BatchDecoder:
 
         source = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
         c = source.config
-        self.heads, self.kv_heads, self.head_dim = c.num_attention_heads, c.num_key_value_heads, c.hidden_size // c.num_attention_heads
+        self.heads, self.kv_heads, self.head_dim = (
+            c.num_attention_heads,
+            c.num_key_value_heads,
+            c.hidden_size // c.num_attention_heads,
+        )
         self.eps, self.hidden = c.rms_norm_eps, c.hidden_size
         self.rows, self.columns, self.device, self.dtype = rows, columns, device, dtype
         self.embedding = source.get_input_embeddings().weight.data
@@ -46,7 +50,9 @@ class BatchDecoder:
         self.final_norm = source.model.norm.weight.data
         self.layers = [
             {
-                "qkv": torch.cat([m.self_attn.q_proj.weight, m.self_attn.k_proj.weight, m.self_attn.v_proj.weight]).data,
+                "qkv": torch.cat(
+                    [m.self_attn.q_proj.weight, m.self_attn.k_proj.weight, m.self_attn.v_proj.weight]
+                ).data,
                 "o": m.self_attn.o_proj.weight.data,
                 "gate_up": torch.cat([m.mlp.gate_proj.weight, m.mlp.up_proj.weight]).data,
                 "down": m.mlp.down_proj.weight.data,
@@ -59,7 +65,9 @@ class BatchDecoder:
         inverse = theta ** (-torch.arange(0, self.head_dim, 2, device=device).float() / self.head_dim)
         angles = torch.outer(torch.arange(columns, device=device).float(), inverse)
         self.cos, self.sin = torch.cat([angles.cos()] * 2, -1).to(dtype), torch.cat([angles.sin()] * 2, -1).to(dtype)
-        self.kv = torch.zeros(len(self.layers), 2, rows, self.kv_heads, columns, self.head_dim, device=device, dtype=dtype)
+        self.kv = torch.zeros(
+            len(self.layers), 2, rows, self.kv_heads, columns, self.head_dim, device=device, dtype=dtype
+        )
         self.pad = torch.zeros(rows, dtype=torch.long, device=device)
         self.temperature = torch.zeros(rows, device=device)
         self.token = torch.zeros(rows, dtype=torch.long, device=device)
@@ -81,8 +89,11 @@ class BatchDecoder:
         group = self.heads // self.kv_heads
         for index, layer in enumerate(self.layers):
             h = F.rms_norm(x, (self.hidden,), layer["norm1"], self.eps)
-            q, k, v = F.linear(h, layer["qkv"]).unflatten(-1, (-1, self.head_dim)).transpose(1, 2).split(
-                [self.heads, self.kv_heads, self.kv_heads], 1
+            q, k, v = (
+                F.linear(h, layer["qkv"])
+                .unflatten(-1, (-1, self.head_dim))
+                .transpose(1, 2)
+                .split([self.heads, self.kv_heads, self.kv_heads], 1)
             )
             q, k = self._rope(q, positions), self._rope(k, positions)
             cache = self.kv[index, :, rows]
@@ -149,7 +160,7 @@ class BatchDecoder:
             rows = slice(start, min(start + 256, self.rows))
             pad = pads[rows]
             mask = (columns[None, None] >= pad[:, None, None]) & (columns[None, None] <= columns[None, :, None])
-            mask |= (columns[None, None] == columns[None, :, None])  # a padding row must see something
+            mask |= columns[None, None] == columns[None, :, None]  # a padding row must see something
             positions = (columns[None] - pad[:, None]).clamp_min(0)
             last[rows] = self._forward(ids[rows], positions, rows, columns, width, mask.repeat(1, group, 1)[:, None])
         self.out[:, :width] = ids
@@ -163,7 +174,9 @@ class BatchDecoder:
             self._replay(span, end_token)
             if step % 16 == 15 and bool(self.finished.all()):
                 break
-        return self._collect(count, width, min(width + new_tokens, int(self.column) + 1), end_token, temperatures, prompts)
+        return self._collect(
+            count, width, min(width + new_tokens, int(self.column) + 1), end_token, temperatures, prompts
+        )
 
     def _collect(
         self, count: int, width: int, end: int, end_token: int, temperatures: list[float], prompts: list[list[int]]
@@ -179,7 +192,10 @@ class BatchDecoder:
             tokens[row, : len(whole)] = whole
             lengths[row] = len(whole)
         return Generated(
-            tokens, np.array([len(p) for p in prompts], dtype=np.int32), lengths, np.array(temperatures, dtype=np.float32)
+            tokens,
+            np.array([len(p) for p in prompts], dtype=np.int32),
+            lengths,
+            np.array(temperatures, dtype=np.float32),
         )
 
 

@@ -74,7 +74,7 @@ def labels_of(batch: Batch, anchors: Tensor, block: int) -> tuple[Tensor, Tensor
 
 
 def path_scores(model: BlockModel, hidden: Tensor, unary: Tensor, before: Tensor) -> Tensor:
-    """Logits [N, V] of a token given its predecessor ``before`` [N]: what the lattice scores, over the whole vocabulary."""
+    """Logits [N, V] of a token given its predecessor ``before`` [N]: the lattice's scores over the whole vocabulary."""
     predecessor = F.embedding(before, model.transition.predecessor).to(hidden.dtype)
     gate = model.gate(hidden)
     if gate is not None:
@@ -162,5 +162,3 @@ def accepted_lengths(
             at += table[row][at] + 1
         result.append(steps)
     return result
-
-
