@@ -5,9 +5,9 @@ arithmetic fits into the same time. F.linear and the prepacked products of oneDN
 tiles are made for many rows), and nothing that pip installs offers better. The kernel is the textbook outer product
 with every accumulator in a register; llvmlite turns it into machine code in about 0.1 s, so no compiler is needed.
 
-Layout. Weights [out, in] are cut into panels of `Isa.panel` outputs and stored as [panel][in][output], so that a
-thread reads one unbroken stream. Inputs are handled as 32-bit words: one float32, or two neighbouring bfloat16 that
-one dot instruction consumes. When `out` is no multiple of the panel, the last panel overlaps the one before.
+Layout. Weights [out, in] are cut into panels of as many outputs as a vector has lanes, and stored as
+[panel][in][output], so that a thread reads one unbroken stream. Inputs are handled as 32-bit words: one float32, or two
+neighbouring bfloat16 that one dot instruction consumes. When the last panel is not full, it overlaps the one before.
 
 Order of summation. Every output is one chain of multiply-adds over `in`, in partial sums of SUM_WORDS words, whatever
 the number of rows, threads or its place in the batch. So a row's result is bitwise the same alone and in any batch.
@@ -31,7 +31,9 @@ from llvmlite import ir
 
 BLOCK_WORDS = 16  # words of a row that lie together in the packed input; `in` must be a multiple
 SUM_WORDS = 192  # words of a partial sum: long chains lose digits, and this many cost nothing
-VECTORS = 3  # vectors of a panel: 8 rows x 3 accumulators + 3 weights + inputs fill the 32 registers of AVX-512
+# From this many rows on, arithmetic slows the stream so much that the processor's own prefetching falls behind, and
+# asking for weights this many bytes ahead pays (8 rows: -25 %); below, it delays the stream (4 rows: +30 %).
+PREFETCH_ROWS, PREFETCH_BYTES = 6, 8192
 
 I16, I32, I64, F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 VOID, PTR = ir.VoidType(), ir.PointerType()
@@ -52,20 +54,15 @@ class BFloat16(ir.Type):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Isa:
-    """An instruction set: the processor features it needs and the tile that fills its registers."""
+    """An instruction set, the processor features it needs, its vectors, and the rows it computes in one go."""
 
     name: str
     needs: tuple[str, ...]
-    lanes: int  # 32-bit lanes of a vector
-    rows: int  # rows of the largest tile
-
-    @property
-    def panel(self) -> int:
-        """Outputs of a panel."""
-        return self.lanes * VECTORS
+    lanes: int  # 32-bit lanes of a vector: the outputs of a panel
+    rows: int  # of the largest tile; one register each
 
 
-ISAS = (Isa("avx512", ("avx512f",), lanes=16, rows=8), Isa("avx2", ("avx2", "fma"), lanes=8, rows=4))
+ISAS = (Isa("avx512", ("avx512f",), lanes=16, rows=16), Isa("avx2", ("avx2", "fma"), lanes=8, rows=8))
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,7 @@ class Kernel:
     """A compiled product: run(x, scratch, weights, y, rows, out, words, threads), four addresses and four counts.
 
     x: [rows, in]; scratch: [threads, rows, in], not used at one row; y: [rows, out]; words: 32-bit words of a row of x.
-    rows >= 1, out >= panel, words a multiple of BLOCK_WORDS, weights 64-byte aligned: the caller checks.
+    rows >= 1, out >= isa.lanes, words a multiple of BLOCK_WORDS, weights 64-byte aligned: the caller checks.
     """
 
     isa: Isa
@@ -111,7 +108,7 @@ def build(isa: Isa, bfloat16: bool) -> Kernel:
     target = llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(), features=features.flatten() + ",-prefer-256-bit", opt=3
     )
-    dot_bf16 = bfloat16 and isa.lanes == 16 and bool(features.get("avx512bf16"))
+    dot_bf16 = bfloat16 and isa.name == "avx512" and bool(features.get("avx512bf16"))
     module = llvm.parse_assembly(str(_Emitter(isa, bfloat16, dot_bf16).module))
     module.verify()
     passes = llvm.create_new_function_pass_manager()
@@ -172,6 +169,7 @@ class _Emitter:
         self.floats, self.ints = ir.VectorType(F32, isa.lanes), ir.VectorType(I32, isa.lanes)
         self.module = ir.Module()
         self.fma = self._declare(f"llvm.fma.v{isa.lanes}f32", self.floats, [self.floats] * 3)
+        self.prefetch = self._declare("llvm.prefetch.p0", VOID, [PTR, I32, I32, I32])
         if dot_bf16:
             self.pairs = ir.VectorType(BFloat16(), 2 * isa.lanes)
             name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * isa.lanes}"
@@ -209,41 +207,42 @@ class _Emitter:
         return b.trunc(bits, ir.VectorType(I16, self.isa.lanes))
 
     def _tile(self, rows: int) -> ir.Function:
-        """tile(x, w, y, words, stride of y): `rows` rows times one panel, the sums in registers."""
-        lanes, panel = self.isa.lanes, self.isa.panel
+        """tile(x, w, y, words, stride of y): `rows` packed rows times one panel, the sums in registers."""
+        lanes = self.isa.lanes
         tile = self._declare(f"tile{rows}", VOID, [PTR, PTR, PTR, I64, I64])
         tile.linkage = "internal"
         x, w, y, words, stride = tile.args
         b = ir.IRBuilder(tile.append_basic_block())
-        cells = [(r, v) for r in range(rows) for v in range(VECTORS)]
-        partial, total = ({cell: b.alloca(self.floats) for cell in cells} for _ in range(2))
+        partial, total = ([b.alloca(self.floats) for _ in range(rows)] for _ in range(2))
         zero = ir.Constant(self.floats, [0.0] * lanes)
-        for cell in cells:
-            b.store(zero, total[cell])
+        for r in range(rows):
+            b.store(zero, total[r])
         with _loop(b, words, SUM_WORDS) as summed:
-            for cell in cells:
-                b.store(zero, partial[cell])
+            for r in range(rows):
+                b.store(zero, partial[r])
             with _loop(b, _least(b, b.sub(words, summed), _i64(SUM_WORDS)), BLOCK_WORDS) as block:
                 done = b.add(summed, block)
                 x_block = _words(b, x, b.mul(done, _i64(rows)))
-                w_block = _words(b, w, b.mul(done, _i64(panel)))
+                w_block = _words(b, w, b.mul(done, _i64(lanes)))
                 with _loop(b, _i64(BLOCK_WORDS)) as k:
-                    w_k = _words(b, w_block, b.mul(k, _i64(panel)))
-                    starts = [_words(b, w_k, _i64(v * lanes)) for v in range(VECTORS)]
-                    weights = [b.load(start, typ=self.ints, align=4 * lanes) for start in starts]
+                    w_k = _words(b, w_block, b.mul(k, _i64(lanes)))
+                    if rows >= PREFETCH_ROWS:
+                        ahead = _words(b, w_k, _i64(PREFETCH_BYTES // 4))
+                        # to read, kept in the second-level cache, data
+                        b.call(self.prefetch, [ahead, *(ir.Constant(I32, n) for n in (0, 2, 1))])
+                    weights = b.load(w_k, typ=self.ints, align=4 * lanes)
                     for r in range(rows):
                         word = b.load(_words(b, x_block, b.add(k, _i64(r * BLOCK_WORDS))), typ=I32, align=4)
                         lane0 = b.insert_element(ir.Constant(self.ints, ir.Undefined), word, ir.Constant(I32, 0))
                         spread = b.shuffle_vector(lane0, lane0, self._splat(0))
-                        for v in range(VECTORS):
-                            so_far = b.load(partial[r, v], typ=self.floats)
-                            b.store(self._multiply_add(b, so_far, weights[v], spread), partial[r, v])
-            for cell in cells:
-                both = b.fadd(b.load(total[cell], typ=self.floats), b.load(partial[cell], typ=self.floats))
-                b.store(both, total[cell])
-        for r, v in cells:
-            target = b.gep(y, [b.add(b.mul(stride, _i64(r)), _i64(v * lanes))], source_etype=self.out)
-            b.store(self._rounded(b, b.load(total[r, v], typ=self.floats)), target, align=2 if self.bfloat16 else 4)
+                        so_far = b.load(partial[r], typ=self.floats)
+                        b.store(self._multiply_add(b, so_far, weights, spread), partial[r])
+            for r in range(rows):
+                both = b.fadd(b.load(total[r], typ=self.floats), b.load(partial[r], typ=self.floats))
+                b.store(both, total[r])
+        for r in range(rows):
+            target = b.gep(y, [b.mul(stride, _i64(r))], source_etype=self.out)
+            b.store(self._rounded(b, b.load(total[r], typ=self.floats)), target, align=2 if self.bfloat16 else 4)
         b.ret_void()
         return tile
 
@@ -272,8 +271,8 @@ class _Emitter:
         given = [b.load(b.gep(share.args[0], [_i64(i)], source_etype=I64), typ=I64) for i in range(7)]
         x, scratch, w, y = (b.inttoptr(address, PTR) for address in given[:4])
         rows, out, words = given[4:]
-        panel = _i64(self.isa.panel)
-        panels = b.udiv(b.add(out, _i64(self.isa.panel - 1)), panel)
+        panel = _i64(self.isa.lanes)
+        panels = b.udiv(b.add(out, _i64(self.isa.lanes - 1)), panel)
         thread, threads = (b.zext(b.call(f, []), I64) for f in (thread_num, num_threads))
         first = b.udiv(b.mul(panels, thread), threads)
         count = b.sub(b.udiv(b.mul(panels, b.add(thread, _i64(1))), threads), first)

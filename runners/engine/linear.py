@@ -7,6 +7,7 @@ Results of the kernel do not depend on how many rows are computed together, bit 
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 from contextlib import suppress
 from functools import cache
@@ -91,7 +92,7 @@ class PackedLinear(nn.Module):
         """[...] int64 -> [..., in_features]: the weights of these outputs, as an embedding table reads them."""
         if self._kernel is None:
             return F.embedding(ids, self.weight)
-        size = self._kernel.isa.panel
+        size = self._kernel.isa.lanes
         panel = ids // size
         column = ids - (panel * size).clamp_(max=self.out_features - size)
         return self.weight[panel, :, column].flatten(-2)
@@ -129,7 +130,7 @@ class _Arena:
             self._bytes = torch.frombuffer(memory, dtype=torch.uint8)  # keeps the memory alive
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        size = torch.Size(shape).numel() * dtype.itemsize
+        size = math.prod(shape) * dtype.itemsize
         start, self._used = self._used, self._used + size
         return self._bytes[start : start + size].view(dtype).view(shape)
 
@@ -160,26 +161,26 @@ def _kernel_for(weight: Tensor) -> Kernel | None:
     from runners.engine.kernels import BLOCK_WORDS
 
     out, inputs = weight.shape
-    fits = out >= kernel.isa.panel and inputs % (BLOCK_WORDS * _WORDS[weight.dtype]) == 0
+    fits = out >= kernel.isa.lanes and inputs % (BLOCK_WORDS * _WORDS[weight.dtype]) == 0
     return kernel if fits else None
 
 
-def _packed_shape(weight: Tensor, kernel: Kernel) -> tuple[int, ...]:
-    out, inputs = weight.shape
-    numbers = _WORDS[weight.dtype]
-    return (-(-out // kernel.isa.panel), inputs // numbers, kernel.isa.panel, numbers)
+def _packed_shape(weight: Tensor, kernel: Kernel) -> tuple[int, int, int, int]:
+    """[panel, word of in, output, number in word]; kernels.py describes the layout."""
+    (out, inputs), numbers = weight.shape, _WORDS[weight.dtype]
+    return (-(-out // kernel.isa.lanes), inputs // numbers, kernel.isa.lanes, numbers)
 
 
 def _packed_bytes(weight: Tensor) -> int:
     kernel = _kernel_for(weight)
-    return 0 if kernel is None else torch.Size(_packed_shape(weight, kernel)).numel() * weight.element_size()
+    return 0 if kernel is None else math.prod(_packed_shape(weight, kernel)) * weight.element_size()
 
 
 def _packed(weight: Tensor, kernel: Kernel, arena: _Arena) -> Tensor:
-    """[panel, word of in, output, number in word]; the layout is described in kernels.py."""
-    target = arena.take(_packed_shape(weight, kernel), weight.dtype)
-    size, words = kernel.isa.panel, target.shape[1]
+    panels, words, size, numbers = shape = _packed_shape(weight, kernel)
+    target = arena.take(shape, weight.dtype)
     full = len(weight) // size
-    target[:full].copy_(weight[: full * size].view(full, size, words, -1).transpose(1, 2))
-    target[full:].copy_(weight[-size:].view(1, size, words, -1).transpose(1, 2)[: len(target) - full])
+    target[:full].copy_(weight[: full * size].view(full, size, words, numbers).transpose(1, 2))
+    if full < panels:
+        target[full].copy_(weight[-size:].view(size, words, numbers).transpose(0, 1))
     return target
