@@ -45,7 +45,7 @@ def rows(summary: Summary) -> list[Row]:
             result.append(Row(section, label, cells, headline, brief))
 
     base = summary.baseline.name if summary.baseline else "plain"
-    add("Speed", f"speedup over {base}, 95% interval", lambda arm, p: _speedup(arm, p.speedup), True, "speedup")
+    add("Speed", f"speedup over {base} [95%]", lambda arm, p: _speedup(arm, p.speedup), True, "speedup")
     add("Speed", "output tok/s", lambda _, p: number(p.output_tok_s, 1), True, "tok/s")
     for category in categories(summary):
         add("Speed", f"  {category}", _category_speed(category))
@@ -64,8 +64,8 @@ def rows(summary: Summary) -> list[Row]:
     add("Acceptance", "verify window", window)
     add("Acceptance", "acceptance rate", lambda _, p: percent(p.acceptance.rate if p.acceptance else None))
     add("Output", f"tokens identical to {base}", lambda arm, _: lossless(arm), True, "identical")
-    add("Output", "output tokens, min / median / max", lambda _, p: spread(p.metrics.output_lengths))
-    add("Output", "finish reasons", lambda _, p: counts(p.metrics.finish_reasons))
+    add("Output", "output tokens min/median/max", lambda _, p: spread(p.metrics.output_lengths))
+    add("Output", "cut at the token limit", lambda _, p: cut(p))
     add("Output", "requests that failed", lambda _, p: counts(failures(p)))
     add("Output", "repeated 4-grams", lambda _, p: percent(p.metrics.repeated_4grams))
     add("Memory", "peak, GiB", lambda arm, _: memory(arm), brief="peak GiB")
@@ -234,6 +234,13 @@ def ms(seconds: float | None, digits: int) -> str:
 
 def memory(arm: Arm) -> str:
     return f"{arm.memory.gib:.2f} {arm.memory.kind.upper()}" if arm.memory else ABSENT
+
+
+def cut(point: Point) -> str:
+    """Outputs that ended at the token limit of all; other ends than that and the model's own are named."""
+    reasons = point.metrics.finish_reasons
+    odd = counts({name: count for name, count in reasons.items() if name not in ("stop", "length")})
+    return f"{reasons.get('length', 0)}/{point.metrics.requests}" + ("" if odd == ABSENT else f", {odd}")
 
 
 def counts(value: dict[str, int]) -> str:

@@ -149,7 +149,7 @@ def test_the_parents_page_shows_the_table_and_its_report(browser: Browser, serve
         page.get_by_role("link", name="synthetic · 5f1e7a90").click()
         page.get_by_text("Show more").click()
         expect(page.get_by_role("cell", name="acceptance length tau")).to_be_visible()
-        expect(page.get_by_role("cell", name="speedup over plain, 95% interval")).to_be_visible()
+        expect(page.get_by_role("cell", name="speedup over plain [95%]")).to_be_visible()
         expect(page.get_by_text("engine=embedded").first).to_be_visible()
         page.get_by_role("tab", name="Artifacts").click()
         page.get_by_text("report.html", exact=True).first.click()

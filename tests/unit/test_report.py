@@ -144,7 +144,7 @@ def test_the_terminal_table_reads_along_a_metric(summary: Summary) -> None:
     text = shown(summary)
     lines = {line.strip().partition("  ")[0]: line for line in text.splitlines()}
     assert re.search(
-        r"1 \(baseline\)\s+\d\.\d\d \[\d\.\d\d, \d\.\d\d\]\s+\d\.\d\d \[", lines["speedup over plain, 95% interval"]
+        r"1 \(baseline\)\s+\d\.\d\d \[\d\.\d\d, \d\.\d\d\]\s+\d\.\d\d \[", lines["speedup over plain [95%]"]
     )
     assert re.search(r"8\s+16$", lines["block size"].rstrip())
     assert re.search(r"7\s+15$", lines["proposed per step"].rstrip())
