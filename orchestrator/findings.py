@@ -6,6 +6,7 @@ error: the figure must not be used as it stands. warning: it can mislead. note: 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import median
 
 from orchestrator.facts import Facts
 from orchestrator.masking import mask
@@ -15,6 +16,8 @@ TAU_NEAR_ONE = 1.1
 """Below it the drafter helps less than one step in ten."""
 REPEATED_4GRAMS = 0.2
 """Share of repeated 4-grams from which a text counts as looping."""
+UNSTEADY = 1.15
+"""Median ratio between repeats of a prompt from which a machine counts as busy; an idle one stays within a few percent."""
 _END = {"failed": "The run failed", "interrupted": "The run was stopped"}
 ORDER = {"error": 0, "warning": 1, "note": 2}
 
@@ -60,6 +63,14 @@ def _comparison(summary: Summary, facts: Facts) -> Iterator[Finding]:
             code="adopted",
             text=f"Nothing was measured anew: the trials are those of {facts.sources[0]}.",
         )
+    spread = _repeat_spread(summary)
+    if spread is not None and spread > UNSTEADY:
+        yield Finding(
+            severity="warning",
+            code="unsteady_machine",
+            text=f"The same prompt on the same arm differs by {spread:.2f}x in speed between repeats (median over prompts "
+            "and arms): something else was running. Speed figures of this run are rough; measure again when it is idle.",
+        )
     for key, values in facts.unfair.items():
         listed = ", ".join(f"{arm} {mask(value, key)}" for arm, value in values.items())
         yield Finding(
@@ -73,6 +84,12 @@ def _comparison(summary: Summary, facts: Facts) -> Iterator[Finding]:
             code="embedded",
             text="engine=embedded: a small target on a CPU. Acceptance is real; speed says nothing about a GPU.",
         )
+
+
+def _repeat_spread(summary: Summary) -> float | None:
+    cells = [cell for row in summary.prompts for cell in row.cells.values()]
+    spreads = [cell.repeat_spread for cell in cells if cell.repeat_spread is not None]
+    return median(spreads) if spreads else None
 
 
 def _arm(arm: Arm) -> Iterator[Finding]:

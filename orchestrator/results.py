@@ -114,6 +114,8 @@ class PromptCell(_Frozen):
 
     tok_s: float | None
     """Geometric mean over repeats of output tokens / end-to-end time."""
+    repeat_spread: float | None
+    """Fastest over slowest repeat; None with a single one."""
     speedup: float | None
     tau: float | None
     output_tokens: int | None

@@ -211,6 +211,7 @@ def _cell(records: list[RequestRecord], plain: list[RequestRecord], arm: str, fa
         identical = all(record.output_ids == reference.output_ids for record in records)
     return PromptCell(
         tok_s=math.exp(math.fsum(map(math.log, rates)) / len(rates)) if rates else None,
+        repeat_spread=max(rates) / min(rates) if len(rates) > 1 else None,
         speedup=paired.ratio if paired else None,
         tau=drafts.tau if drafts else None,
         output_tokens=first.completion_tokens,

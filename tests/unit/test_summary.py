@@ -184,6 +184,17 @@ def test_lengths_failures_and_loops_are_found(run: list[RequestRecord]) -> None:
     assert "looping_text" in codes(loops, "dflash2")
 
 
+def test_a_busy_machine_is_found(run: list[RequestRecord]) -> None:
+    slow = [
+        record.model_copy(update={"e2e_s": 1.5 * (record.e2e_s or 0)}) if record.repeat else record for record in run
+    ]
+    found = summarize(slow, synthetic.facts())
+    assert "unsteady_machine" in codes(found)
+    cell = found.prompts[0].cells["plain"]
+    assert cell.repeat_spread is not None
+    assert cell.repeat_spread == pytest.approx(1.5, rel=0.1)
+
+
 def test_a_server_that_did_not_speculate_is_an_error(run: list[RequestRecord]) -> None:
     assert "no_counters" in codes(summarize(changed(run, "dspine", spec=None), synthetic.facts()), "dspine")
 
