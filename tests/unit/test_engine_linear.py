@@ -6,6 +6,7 @@ import builtins
 import gc
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -99,6 +100,15 @@ def test_threads_do_not_change_the_result(isa: kernels.Isa, threads: int) -> Non
         assert torch.equal(layer(x), expected)
     finally:
         torch.set_num_threads(before)
+
+
+def test_calls_from_several_threads_do_not_mix(isa: kernels.Isa) -> None:
+    weight, x = sample(96, 64, torch.float32, 40)
+    layer = PackedLinear(weight)
+    expected = layer(x)
+    with ThreadPoolExecutor(3) as pool:
+        for start, y in zip(range(32), pool.map(lambda i: layer(x[i : i + 8]), range(32)), strict=True):
+            assert torch.equal(y, expected[start : start + 8])
 
 
 def test_inputs_of_any_layout(isa: kernels.Isa) -> None:
