@@ -121,11 +121,7 @@ class EmbeddedRunner:
         count = str(threads(config))
         environment = os.environ | {
             "OMP_NUM_THREADS": count,
-            # Waiting threads sleep instead of spinning: with other work on the cores, a thread that spins takes the
-            # time that the one it waits for needs (measured on 2 busy cores: 20 tok/s against 1 to 3).
-            "GOMP_SPINCOUNT": "0",
             "MKL_NUM_THREADS": count,
-            "NUMBA_NUM_THREADS": count,
             "TOKENIZERS_PARALLELISM": "false",
             "PYTHONUNBUFFERED": "1",
             "CUDA_VISIBLE_DEVICES": "",
