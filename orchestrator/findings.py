@@ -17,7 +17,7 @@ TAU_NEAR_ONE = 1.1
 REPEATED_4GRAMS = 0.2
 """Share of repeated 4-grams from which a text counts as looping."""
 UNSTEADY = 1.15
-"""Median ratio between repeats of a prompt from which a machine counts as busy; an idle one stays within a few percent."""
+"""Median ratio between repeats of a prompt from which a machine counts as busy; idle, it stays within a few percent."""
 _END = {"failed": "The run failed", "interrupted": "The run was stopped"}
 ORDER = {"error": 0, "warning": 1, "note": 2}
 
@@ -68,8 +68,8 @@ def _comparison(summary: Summary, facts: Facts) -> Iterator[Finding]:
         yield Finding(
             severity="warning",
             code="unsteady_machine",
-            text=f"The same prompt on the same arm differs by {spread:.2f}x in speed between repeats (median over prompts "
-            "and arms): something else was running. Speed figures of this run are rough; measure again when it is idle.",
+            text=f"The same prompt on the same arm differs by {spread:.2f}x in speed between repeats (median): something "
+            "else was running. The speeds of this run are rough; measure again when the machine is idle.",
         )
     for key, values in facts.unfair.items():
         listed = ", ".join(f"{arm} {mask(value, key)}" for arm, value in values.items())
