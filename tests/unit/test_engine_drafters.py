@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from runners.engine.drafters import lattice
 from runners.engine.drafters.base import DraftSampling
@@ -37,6 +38,13 @@ def random_model(name: str) -> BlockModel:
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return model.eval().requires_grad_(False)
+
+
+def bound(name: str, folder: Path, embedding: Tensor, context_length: int = 64) -> BlockDrafter:
+    """The checkpoint's drafter for a target whose embedding, tied to its head, is given."""
+    return BlockDrafter(
+        name, folder, lambda ids: F.embedding(ids, embedding), lambda h: h @ embedding.T, torch.float32, context_length
+    )
 
 
 @pytest.fixture(params=sorted(MODELS))
@@ -82,9 +90,7 @@ def test_what_is_trained_is_what_is_run(checkpoint: tuple[str, BlockModel, Path]
     )
     expected = lattice.greedy_rows(paths)[0].view(2, 3, BLOCK - 1)
 
-    drafter = BlockDrafter(
-        name, folder, lambda ids: F.embedding(ids, embedding), lambda h: h @ embedding.T, torch.float32
-    )
+    drafter = bound(name, folder, embedding)
     states, done = [drafter.open([]), drafter.open([])], [0, 0]
     for step in range(3):
         ends = anchors[:, step].tolist()
@@ -100,9 +106,7 @@ def test_what_is_trained_is_what_is_run(checkpoint: tuple[str, BlockModel, Path]
 def test_sampled_drafts_follow_their_own_q(checkpoint: tuple[str, BlockModel, Path]) -> None:
     name, _, folder = checkpoint
     embedding = torch.randn(VOCAB, HIDDEN) * 0.05
-    drafter = BlockDrafter(
-        name, folder, lambda ids: F.embedding(ids, embedding), lambda h: h @ embedding.T, torch.float32
-    )
+    drafter = bound(name, folder, embedding)
     state = drafter.open([])
     drafter.extend([state], [[1, 2, 3]], torch.randn(3, 2 * HIDDEN))
     how = DraftSampling(1.0, torch.Generator().manual_seed(3))
@@ -114,6 +118,16 @@ def test_sampled_drafts_follow_their_own_q(checkpoint: tuple[str, BlockModel, Pa
     error = (counts / 400 - draft.q_probs[0]).abs().max()
     assert draft.q_probs[0].sum() == pytest.approx(1, abs=1e-5)
     assert error < 0.1  # four standard deviations of a share of 400 draws
+
+
+def test_a_block_is_drafted_up_to_the_end_of_the_context(checkpoint: tuple[str, BlockModel, Path]) -> None:
+    name, model, folder = checkpoint
+    context = model.config.dump(model.section)["max_position_embeddings"] + 1  # what a target has, not the checkpoint
+    embedding = torch.randn(VOCAB, HIDDEN)
+    drafter = bound(name, folder, embedding, context)
+    state = drafter.open([])
+    drafter.extend([state], [[1] * (context - 1)], torch.randn(context - 1, 2 * HIDDEN))
+    assert len(drafter.propose([state], [9], [99], [DraftSampling()])[0].tokens) == BLOCK - 1
 
 
 def test_topk_is_exact() -> None:

@@ -36,7 +36,9 @@ def load_drafter(
     from runners.engine.linear import pack
 
     folder = path or WEIGHTS / f"{name}_smollm2_135m"
-    drafter = BlockDrafter(name, folder, target.embed, target.logits, target.dtype, block_size, pack)
+    drafter = BlockDrafter(
+        name, folder, target.embed, target.logits, target.dtype, target.context_length, block_size, pack
+    )
     own, config = drafter.config, target.config
     for what, drafts, has in (
         ("hidden size", own.hidden_size, config.hidden_size),

@@ -56,10 +56,12 @@ class BlockDrafter(Drafter):
         embed: Callable[[Tensor], Tensor],
         head: Callable[[Tensor], Tensor],
         dtype: torch.dtype,
+        context_length: int,
         block_size: int | None = None,
         pack: Callable[[nn.Module], None] | None = None,
     ) -> None:
-        """``embed``: token ids [n] -> [n, hidden]; ``head``: [n, hidden] -> logits [n, vocab]."""
+        """``embed``: token ids [n] -> [n, hidden]; ``head``: [n, hidden] -> logits [n, vocab];
+        ``context_length``: most tokens of a request."""
         model, self.weights_sha256 = load_block_model(name, folder)
         self.name = name
         self.config = replace(model.config, block_size=block_size or model.config.block_size)
@@ -68,7 +70,7 @@ class BlockDrafter(Drafter):
         self.model = model.to(dtype)
         self.gives_confidence = isinstance(model, DSpineModel)
         self._embed, self._head, self._dtype = embed, head, dtype
-        self._cos, self._sin = rope_tables(self.config, 8192)
+        self._cos, self._sin = rope_tables(self.config, context_length + self.config.block_size)
         # Committed text passes every layer's key and value projection at once: one product instead of one per layer.
         c = self.config
         self._context_kv = nn.Linear(c.hidden_size, c.num_hidden_layers * 2 * c.kv_size, bias=False).to(dtype)
