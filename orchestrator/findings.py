@@ -68,7 +68,7 @@ def _comparison(summary: Summary, facts: Facts) -> Iterator[Finding]:
         yield Finding(
             severity="warning",
             code="unsteady_machine",
-            text=f"The same prompt on the same arm differs by {spread:.2f}x in speed between repeats (median): something "
+            text=f"Repeats of a prompt on the same arm differ by {spread:.2f}x in speed (median): something "
             "else was running. The speeds of this run are rough; measure again when the machine is idle.",
         )
     for key, values in facts.unfair.items():
