@@ -101,7 +101,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--accept-threshold-single",
         type=_share,
         default=0.3,
-        help="relaxed: accept a draft at least this many times as likely as the likeliest token",
+        help="relaxed: accept also a draft that the target gives at least this probability",
     )
     add("--max-running-requests", type=_count, default=8, help="requests in one batch; more wait")
     add("--context-length", type=_count, help="most tokens of prompt and output; the model's own where not given")

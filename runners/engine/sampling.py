@@ -102,8 +102,8 @@ def verify_sampled(
 
     probs: [len(draft) + 1, vocab] target probabilities; q_ids, q_probs: [len(draft), k] the candidates each draft was
     drawn from and their probabilities, None for point masses. The output then follows ``probs`` exactly, unless
-    ``relaxed_threshold`` is given: then a draft at least that many times as likely as the likeliest token is accepted
-    too, which is lossy (typical acceptance, Medusa, Cai et al. 2024, with a threshold relative to the maximum).
+    ``relaxed_threshold`` is given: then a draft that the target gives at least this probability is accepted too, which
+    is lossy (SGLang's ``speculative_accept_threshold_single``).
     """
     uniform = torch.rand(len(draft), generator=generator).tolist()
     for i, token in enumerate(draft):
@@ -113,7 +113,7 @@ def verify_sampled(
             q = float(q_probs[i, q_ids[i] == token].sum())
         if uniform[i] * q < p:  # u < p / q, without dividing by a q that underflowed
             continue
-        if relaxed_threshold is not None and p >= relaxed_threshold * float(probs[i].max()):
+        if relaxed_threshold is not None and p >= relaxed_threshold:
             continue
         return i, sample(_residual(probs[i], token, q_ids, q_probs, i), generator)
     return len(draft), sample(probs[len(draft)], generator)
@@ -132,13 +132,15 @@ def _residual(p: Tensor, token: int, q_ids: Tensor | None, q_probs: Tensor | Non
 
 
 def verify_relaxed_greedy(draft: Sequence[int], logits: Tensor, threshold: float) -> tuple[int, int]:
-    """(number of accepted drafts, token after them) at temperature 0, lossy: a draft is accepted where it is at least
-    ``threshold`` times as likely as the likeliest token. logits: [len(draft) + 1, vocab]."""
-    best_logits, best = logits.max(-1)
-    gaps = logits[torch.arange(len(draft)), torch.tensor(draft, dtype=torch.long)] - best_logits[:-1]
-    ratios = gaps.float().exp().tolist()
-    accepted = next((i for i, ratio in enumerate(ratios) if ratio < threshold), len(draft))
-    return accepted, int(best[accepted])
+    """(number of accepted drafts, token after them) at temperature 0, lossy: a draft is accepted where it is the
+    target's likeliest token or has at least the probability ``threshold``, taken at temperature 1.
+    logits: [len(draft) + 1, vocab]."""
+    best = logits.argmax(-1).tolist()
+    probs = torch.softmax(logits[:-1].float(), -1)
+    for i, token in enumerate(draft):
+        if token != best[i] and float(probs[i, token]) < threshold:
+            return i, best[i]
+    return len(draft), best[-1]
 
 
 def window(confidence: Sequence[float], threshold: float) -> int:

@@ -37,7 +37,7 @@ class Verification:
     confidence_threshold: float = 0.3
     """dynamic: least probability that a draft is reached and accepted for it to be verified."""
     accept_threshold: float = 0.3
-    """relaxed: a draft at least so many times as likely as the likeliest token is accepted."""
+    """relaxed: a draft that the target gives at least this probability is accepted."""
 
 
 @dataclass

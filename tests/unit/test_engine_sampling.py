@@ -102,9 +102,19 @@ def test_verify_greedy(draft: list[int], best: list[int], expected: tuple[int, i
 
 def test_relaxed_greedy_accepts_what_is_likely_enough() -> None:
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.7, 0.1], [0.1, 0.2, 0.7]]))
-    assert sampling.verify_relaxed_greedy([1, 0], logits, 0.5) == (1, 1)  # 0.3 / 0.5 passes, 0.2 / 0.7 does not
-    assert sampling.verify_relaxed_greedy([1, 0], logits, 0.25) == (2, 2)
+    assert sampling.verify_relaxed_greedy([1, 0], logits, 0.25) == (1, 1)  # 0.3 passes, 0.2 does not
+    assert sampling.verify_relaxed_greedy([1, 0], logits, 0.15) == (2, 2)
     assert sampling.verify_relaxed_greedy([1, 0], logits, 1.0) == (0, 0)
+    assert sampling.verify_relaxed_greedy([0, 1], logits, 1.0) == (2, 2), "the likeliest token always passes"
+    assert sampling.verify_relaxed_greedy([], logits[:1], 0.15) == (0, 0)
+
+
+@pytest.mark.parametrize(("threshold", "share"), [(0.25, 1.0), (0.35, 0.3)])
+def test_relaxed_sampling_accepts_every_draft_from_its_threshold_on(threshold: float, share: float) -> None:
+    """Not relative to the likeliest token: 0.3 is 0.43 times 0.7, and below 0.35 only its own probability counts."""
+    probs, generator = torch.tensor([[0.7, 0.3], [0.5, 0.5]]), seeded(8)
+    accepted = sum(sampling.verify_sampled([1], probs, None, None, generator, threshold)[0] for _ in range(DRAWS))
+    assert abs(accepted / DRAWS - share) <= 4 * math.sqrt(share * (1 - share) / DRAWS)
 
 
 @pytest.mark.parametrize(("threshold", "kept"), [(0.0, 3), (0.3, 2), (0.5, 1), (0.95, 0)])
