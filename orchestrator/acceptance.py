@@ -134,8 +134,7 @@ def positions(histogram: Sequence[int], windows: Sequence[int] | None, proposed:
     A step with i correct drafts was correct at positions 1..i, so the number correct at position j is the histogram's
     tail from j. Steps that reached j: all of them with a fixed window, and with windows of varying size those with a
     window of j + 1 tokens or more (the window counts the anchor). A step counts as reached only if its window held
-    the position: a cut window says nothing about the tokens it left out. Without a window histogram every step counts
-    as having reached every position, so that what a drafter did not propose (prompt lookup without a match) is a miss.
+    the position: a cut window, and a drafter that proposed nothing, say nothing about the tokens left out.
     """
     steps = sum(histogram)
     if not steps:
@@ -230,8 +229,18 @@ def _sum(histograms: Iterable[Sequence[int]]) -> list[int]:
 
 
 def _sum_windows(counters: Iterable[SpecCounters]) -> list[int] | None:
-    """Sum of the window histograms; None unless every request has one, since a part would not match the steps."""
-    histograms = [spec.spec_cap_lens_histogram for spec in counters]
-    if any(histogram is None for histogram in histograms):
+    """Sum of the window histograms; None where no request has one, or where one of them cannot be known."""
+    counted = list(counters)
+    if all(spec.spec_cap_lens_histogram is None for spec in counted):
         return None
-    return _sum(histogram for histogram in histograms if histogram is not None)
+    histograms = [_windows(spec) for spec in counted]
+    known = [histogram for histogram in histograms if histogram is not None]
+    return _sum(known) if len(known) == len(counted) else None
+
+
+def _windows(spec: SpecCounters) -> list[int] | None:
+    """A request's window histogram. Where the server left it out, all its windows had the same size."""
+    if spec.spec_cap_lens_histogram is not None:
+        return spec.spec_cap_lens_histogram
+    drafts, rest = divmod(spec.spec_num_proposed_drafts, spec.spec_verify_ct)
+    return None if rest else [0] * (drafts + 1) + [spec.spec_verify_ct]

@@ -31,7 +31,7 @@ class SpecCounters(BaseModel):
     spec_correct_drafts_histogram: list[int]
     """Index i: verification steps with exactly i correct drafts; sums to ``spec_verify_ct``."""
     spec_cap_lens_histogram: list[int] | None = None
-    """Index i: verification steps with a window of i tokens (anchor included); only under dynamic verification."""
+    """Index i: verification steps with a window of i tokens (anchor included); None where all had the same."""
 
 
 class RequestRecord(BaseModel):

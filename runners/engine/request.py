@@ -60,8 +60,11 @@ class SpecCounters:
         self.histogram[correct] += 1
         self.cap_histogram[proposed + 1] += 1
 
-    def as_json(self, completion_tokens: int, dynamic: bool) -> dict[str, Any]:
-        """The ``spec_*`` keys of ``meta_info``; empty before the first verification step."""
+    def as_json(self, completion_tokens: int, windows_vary: bool) -> dict[str, Any]:
+        """The ``spec_*`` keys of ``meta_info``; empty before the first verification step.
+
+        The windows are among them where they may vary, or did (the end of the context cuts any drafter's).
+        """
         if not self.verify_ct:
             return {}
         values = {
@@ -72,7 +75,7 @@ class SpecCounters:
             "spec_verify_ct": self.verify_ct,
             "spec_correct_drafts_histogram": list(self.histogram),
         }
-        if dynamic:
+        if windows_vary or any(self.cap_histogram[:-1]):
             values["spec_cap_length"] = sum(i * n for i, n in enumerate(self.cap_histogram)) / self.verify_ct
             values["spec_cap_lens_histogram"] = list(self.cap_histogram)
         return values
@@ -102,7 +105,8 @@ class Output:
     request: Request
     text_stream: TextStream
     spec: SpecCounters | None
-    dynamic: bool
+    windows_vary: bool
+    """Whether verification steps may have windows of different sizes."""
     ids: list[int] = field(default_factory=list)
     text: str = ""
     finish: Finish | None = None
@@ -183,5 +187,5 @@ class Output:
             if self.first_token and n > 1 and self.finished > self.first_token:
                 info["decode_throughput"] = (n - 1) / (self.finished - self.first_token)
             if self.spec:
-                info |= self.spec.as_json(n, self.dynamic)
+                info |= self.spec.as_json(n, self.windows_vary)
         return info

@@ -105,7 +105,8 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request; its prompt plus ``max_new_tokens`` must fit the context length."""
         spec = SpecCounters(self.drafter.proposed + 1) if self.drafter else None
-        self.waiting.append(Output(request, self.tokenizer.stream(), spec, self.verification.mode == "dynamic"))
+        vary = self.verification.mode == "dynamic" or bool(self.drafter and self.drafter.varies_window)
+        self.waiting.append(Output(request, self.tokenizer.stream(), spec, vary))
 
     def abort(self, rid: str | None, finish: Finish) -> None:
         """End one request, or all of them where ``rid`` is None."""

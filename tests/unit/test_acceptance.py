@@ -55,12 +55,26 @@ def test_a_cut_window_is_not_counted_against_the_positions_it_left_out() -> None
     assert result[2].conditional == 1.0
 
 
-def test_windows_of_requests_are_pooled_only_when_every_request_has_them() -> None:
+def test_a_step_without_a_proposal_is_no_miss() -> None:
+    # Prompt lookup with blocks of 4: 6 steps without a match (a window of the anchor alone), 4 with three drafts each,
+    # of which 1 had none correct, 2 had one and 1 had three.
+    result = pooled([record(spec=counters([7, 2, 0, 1], 4 * 3, [0, 6, 0, 0, 4]))])
+    assert result is not None and result.windows_vary
+    assert [place.reached for place in result.positions] == [4, 4, 4]
+    assert [place.joint for place in result.positions] == [3 / 4, 1 / 4, 1 / 4]
+    assert result.tau == pytest.approx(1 + 5 / 10), "tau counts every step"
+
+
+def test_windows_of_requests_are_pooled() -> None:
     with_windows = record(spec=counters([1, 1], 3, [0, 0, 1, 1]))
     both = pooled([with_windows, with_windows])
     assert both is not None and both.window_histogram == [0, 0, 2, 2] and both.windows_vary
-    mixed = pooled([with_windows, SHORT])
-    assert mixed is not None and mixed.window_histogram is None and not mixed.windows_vary
+    mixed = pooled([with_windows, SHORT])  # one that the server says nothing of had the same window in all 10 steps
+    assert mixed is not None and mixed.window_histogram == [0, 0, 1, 1, 10] and mixed.windows_vary
+    unknown = pooled([with_windows, record(spec=counters([1, 1], 3))])
+    assert unknown is not None and unknown.window_histogram is None and not unknown.windows_vary
+    static = pooled([SHORT, LONG])
+    assert static is not None and static.window_histogram is None and not static.windows_vary
 
 
 def test_a_plain_arm_has_no_acceptance() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from runners.engine import scheduler as scheduler_module
 from runners.engine.drafters.base import Draft, Drafter, DraftSampling
+from runners.engine.drafters.ngram import NgramDrafter
 from runners.engine.llama import Llama
 from runners.engine.request import Finish, Output, Request
 from runners.engine.sampling import SamplingParams
@@ -223,6 +224,7 @@ def test_the_window_ends_with_the_context(bench: Bench) -> None:
     (run,) = bench.run(bench.scheduler(drafter), [prompt], tokens=8)
     assert run.ids == answer
     assert drafter.limits == [6, 5, 3]  # scored tokens so far 120, 122, 124; one more is the anchor
+    assert run.output.meta_info()["spec_cap_lens_histogram"] == [0, 0, 0, 0, 1, 0, 1, 1]
 
 
 def test_eos_ends_the_output_inside_a_window(bench: Bench) -> None:
@@ -283,6 +285,15 @@ def test_dynamic_verification_may_verify_nothing(bench: Bench) -> None:
     (run,) = bench.run(bench.scheduler(drafter, Verification("dynamic", 0.4)), PROMPTS[:1], tokens=5)
     info = run.output.meta_info()
     assert (info["spec_verify_ct"], info["spec_num_proposed_drafts"], info["spec_accept_rate"]) == (3, 0, 0.0)
+
+
+def test_a_drafter_that_may_propose_less_tells_its_windows(bench: Bench) -> None:
+    (run,) = bench.run(bench.scheduler(NgramDrafter(block_size=4)), PROMPTS[:1], tokens=60)
+    info = run.output.meta_info()
+    windows = info["spec_cap_lens_histogram"]
+    assert sum(windows) == info["spec_verify_ct"] and windows[1] > 0, "some steps found no match"
+    assert sum((size - 1) * count for size, count in enumerate(windows)) == info["spec_num_proposed_drafts"]
+    assert info["spec_cap_length"] == 1 + info["spec_num_proposed_drafts"] / info["spec_verify_ct"]
 
 
 def test_dynamic_verification_needs_a_confidence_head(bench: Bench) -> None:

@@ -40,6 +40,8 @@ class Drafter(ABC):
     """Target layers (0-based) whose output ``extend`` must be given; empty for drafters that read tokens only."""
     proposed: int
     """Most draft tokens per step."""
+    varies_window: bool = False
+    """Whether it may propose fewer than ``proposed`` tokens of its own accord."""
     gives_confidence: bool = False
     weights_sha256: str | None = None
 

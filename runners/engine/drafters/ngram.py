@@ -22,6 +22,7 @@ class _History:
 
 class NgramDrafter(Drafter):
     name = "ngram"
+    varies_window = True  # nothing is proposed without a match
 
     def __init__(self, block_size: int, longest: int = 3, shortest: int = 1) -> None:
         self.proposed = block_size - 1
