@@ -13,7 +13,7 @@ from typing import Any
 from orchestrator import hardware
 
 _PACKAGES = (
-    "spec-orchestrator", "aiohttp", "hydra-core", "mlflow", "numba", "numpy", "omegaconf", "pydantic", "safetensors",
+    "spec-orchestrator", "aiohttp", "hydra-core", "llvmlite", "mlflow", "numpy", "omegaconf", "pydantic", "safetensors",
     "tokenizers", "torch", "transformers", "uvloop",
 )  # fmt: skip
 

@@ -22,7 +22,7 @@ from orchestrator.schema import ArmConfig, LoadPoint, Suite
 
 KEY_LENGTH = 20
 _LOADED = frozenset({".safetensors", ".json", ".bin", ".gguf", ".model", ".txt", ".jinja"})
-_ENGINE_PACKAGES = ("torch", "numba", "tokenizers")
+_ENGINE_PACKAGES = ("torch", "llvmlite", "tokenizers")
 
 
 def content_hash(value: Any) -> str:

@@ -17,7 +17,7 @@ from orchestrator.plan import Plan
 from orchestrator.schema import Experiment
 
 COMPARISON = ["suite=smoke_2", "name=one", '+arms.plain=["drafter=none"]', '+arms.ngram=["drafter=ngram"]']
-HEAVY = ("torch", "mlflow", "docker", "transformers", "numba", "scipy", "matplotlib")
+HEAVY = ("torch", "mlflow", "docker", "transformers", "llvmlite", "scipy", "matplotlib")
 
 Run = Callable[[Experiment, Plan, Path], int]
 

@@ -130,7 +130,7 @@ def test_content_hash_does_not_depend_on_the_order_of_keys() -> None:
 
 def test_the_engine_is_known_by_its_sources_and_packages() -> None:
     engine = identity.embedded_engine()
-    assert set(engine) == {"sources", "torch", "numba", "tokenizers"}
+    assert set(engine) == {"sources", "torch", "llvmlite", "tokenizers"}
     assert len(engine["sources"] or "") == identity.KEY_LENGTH
 
 
