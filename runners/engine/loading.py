@@ -53,7 +53,6 @@ class Loaded:
     nonce: str = field(default_factory=lambda: secrets.token_hex(8))
     """Different at every start, so that a client can tell that it talks to the process it started."""
     started: float = field(default_factory=time.time)
-    folder: Path | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
     def load(self) -> Scheduler:
@@ -66,7 +65,7 @@ class Loaded:
         from runners.engine.tokenizer import Tokenizer
 
         torch.set_num_threads(args.threads)
-        folder = self.folder = ensure_model(args.model_path)
+        folder = ensure_model(args.model_path)
         with ThreadPoolExecutor(1) as pool:
             digest = pool.submit(weights_sha256, folder)
             print(f"Load weight begin. {folder}", flush=True)
@@ -85,6 +84,7 @@ class Loaded:
                 flush=True,
             )
             self.facts = {
+                "folder": str(folder),
                 "weights_sha256": digest.result(),
                 "drafter_weights_sha256": drafter.weights_sha256 if drafter else None,
                 "num_draft_tokens": drafter.proposed + 1 if drafter else None,
@@ -132,7 +132,7 @@ class Loaded:
             "start_nonce": self.nonce,
             "start_time": self.started,
             "model_path": args.model_path,
-            "tokenizer_path": args.model_path,
+            "tokenizer_path": facts["folder"],  # a client reads the chat template there, also of a model given by name
             "served_model_name": args.served_model_name,
             "weights_sha256": facts["weights_sha256"],
             "host": args.host,

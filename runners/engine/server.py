@@ -229,7 +229,7 @@ class Server:
         return _response(
             {
                 "model_path": self.args.model_path,
-                "tokenizer_path": self.args.model_path,
+                "tokenizer_path": self.loaded.facts["folder"],
                 "is_generation": True,
                 "preferred_sampling_params": None,
                 "weight_version": "default",
