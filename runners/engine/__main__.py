@@ -8,7 +8,7 @@ import sys
 
 from runners.engine import arguments
 
-# Before torch is imported, since OpenMP reads it when it is loaded: threads that wait spin for some microseconds, enough
+# Before torch is imported, since OpenMP reads it when it is loaded: threads that wait spin for microseconds, enough
 # from one layer to the next, then sleep. OpenMP's own default spins for milliseconds, and where cores are few or shared
 # that takes the time of the thread it waits for. Two cores, plain decoding, tok/s by spin count: 0: 32, 2000: 44,
 # 20000: 46; with another program on one of the cores 0: 26, 2000: 22, 20000: 7.

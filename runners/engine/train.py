@@ -10,6 +10,7 @@ Meant for one GPU (minutes); both run on a CPU at a small scale, which the tests
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import random
@@ -137,7 +138,8 @@ def generate(args: argparse.Namespace) -> None:
     )  # fmt: skip
     total = int((lengths - prompt_lengths)[order].sum())
     print(
-        f"{len(order)} sequences, {total} answer tokens, {len(keep) - len(order)} dropped, {time.monotonic() - started:.0f} s"
+        f"{len(order)} sequences, {total} answer tokens, {len(keep) - len(order)} dropped, "
+        f"{time.monotonic() - started:.0f} s"
     )
 
 
@@ -224,7 +226,7 @@ def evaluate(model: BlockModel, text: Text, states: Any, embedding: Tensor, bloc
     return {
         "block": block, "sequences": len(text.held_out), "verify_steps": len(steps),
         "tau": round(1 + float(np.mean(steps)), 4),
-        "position_rates": [round(float(reached[i + 1] / reached[i]), 4) if reached[i] else None for i in range(block - 1)],
+        "position_rates": [round(float(b / a), 4) if a else None for a, b in itertools.pairwise(reached)],
     }  # fmt: skip
 
 
