@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from runners.engine.llama import Llama
 
 WEIGHTS = Path(__file__).parents[1] / "weights"
-"""Trained here, for SmolLM2-135M-Instruct; see the model cards inside."""
+"""Trained here, for SmolLM2-135M-Instruct; see the model card inside."""
 
 NGRAM_BLOCK = 8
 
