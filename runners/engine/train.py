@@ -162,29 +162,31 @@ class Text:
             for name in ("prompt_lengths", "lengths")
         )
         greedy = torch.from_numpy(np.concatenate([z["temperatures"] for z in loaded])) == 0
-        self.held_out = greedy.nonzero()[:held_out, 0].to(device)
+        self.lengths_here = self.lengths.cpu()
+        self.held_out = greedy.nonzero()[:held_out, 0]
         training = torch.ones(len(greedy), dtype=torch.bool)
-        training[self.held_out.cpu()] = False
-        self.training = training.nonzero()[:, 0].to(device)
+        training[self.held_out] = False
+        self.training = training.nonzero()[:, 0]
 
     def rows(self, index: Tensor, states: Any) -> objective.Batch:
-        lengths, prompts = self.lengths[index], self.prompt_lengths[index]
-        width = int(lengths.max())
-        tokens = self.tokens[index, : -(-width // 8) * 8].long()
-        return objective.Batch(tokens, lengths, prompts, states(tokens))
+        """``index`` and the lengths stand on the CPU too, so that the width is known without waiting for the device."""
+        width = -(-int(self.lengths_here[index].max()) // 8) * 8
+        index = index.to(self.tokens.device, non_blocking=True)
+        tokens = self.tokens[index, :width].long()
+        return objective.Batch(tokens, self.lengths[index], self.prompt_lengths[index], *states(tokens))
 
 
 def target_states(folder: Path, layer_ids: tuple[int, ...], device: str) -> tuple[Any, Tensor, Any]:
-    """(tokens [B, S] -> features [B, S, layers * H], embedding [V, H], config) of the frozen target."""
+    """(tokens [B, S] -> features [B, S, layers * H] and final hidden [B, S, H], embedding [V, H], config)."""
     from transformers import AutoModelForCausalLM
 
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval().requires_grad_(False)
 
     @torch.no_grad()
-    def states(tokens: Tensor) -> Tensor:
-        hidden = model.model(tokens, output_hidden_states=True, use_cache=False).hidden_states
-        return torch.cat([hidden[i + 1] for i in layer_ids], -1)
+    def states(tokens: Tensor) -> tuple[Tensor, Tensor]:
+        out = model.model(tokens, output_hidden_states=True, use_cache=False)
+        return torch.cat([out.hidden_states[i + 1] for i in layer_ids], -1), out.last_hidden_state
 
     return states, model.get_input_embeddings().weight.data, model.config
 
@@ -239,36 +241,45 @@ def save(model: BlockModel, folder: Path) -> None:
 class Learner:
     """One drafter in training: model, optimiser and its block mix."""
 
-    def __init__(self, name: str, target: Any, args: argparse.Namespace, device: str) -> None:
-        self.name, self.args, self.device = name, args, device
+    def __init__(self, name: str, target: Any, embedding: Tensor, args: argparse.Namespace, device: str) -> None:
+        self.name, self.args, self.device, self.embedding = name, args, device, embedding
         self.model = new_model(name, target).to(device)
+        self.codebooks = objective.SharedCodebooks(self.model.transition, embedding)
         self.mix = BLOCK_MIX[name]
         self.rng = random.Random(args.seed)
         self.blocks = 0
-        codebooks = list(self.model.transition.parameters())
-        rest = [p for p in self.model.parameters() if not any(p is c for c in codebooks)]
-        self.optimizer = torch.optim.AdamW(
-            [{"params": rest, "weight_decay": 0.05}, {"params": codebooks, "weight_decay": 0.0}],
-            lr=args.learning_rate, betas=(0.9, 0.95), fused=device == "cuda",
-        )  # fmt: skip
+        # Hidden matrices take orthogonalised steps (Muon, Jordan 2024), which need fewer of them; the rest AdamW.
+        matrices: list[Tensor] = [
+            m.weight for m in self.model.modules() if isinstance(m, torch.nn.Linear) and min(m.weight.shape) > 64
+        ]
+        rest: list[Tensor] = [p for p in self.model.parameters() if not any(p is m for m in matrices)]
+        rest += [self.codebooks.predecessor, self.codebooks.successor]
+        self.parameters = [*matrices, *rest]
+        self.optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(matrices, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(rest, betas=(0.9, 0.95), weight_decay=0.0, fused=device == "cuda"),
+        ]
         self.tables = rope_tables(self.model.config, 1024, device)
 
-    def step(self, batch: objective.Batch, embedding: Tensor, rate: float) -> dict[str, Tensor]:
+    def step(self, batch: objective.Batch, rate: float) -> dict[str, Tensor]:
         block = self.rng.choices(list(self.mix), list(self.mix.values()))[0]
         room = (batch.lengths - batch.prompt_lengths - 1)[:, None]
-        shape = len(room), self.args.queries // block
+        shape = len(room), max(self.args.anchors * self.model.config.block_size // block, 1)
         anchors = batch.prompt_lengths[:, None] + (torch.rand(shape, device=self.device) * room).long()
         with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
             parts = objective.loss(
-                self.model, batch, anchors, block, embedding, embedding, self.tables, DECAY[self.name]
-            )
-        total = parts["path"] + 0.5 * parts["unary"] + parts.get("confidence", 0.0)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.zero_grad(set_to_none=True)
+                self.model, self.codebooks, batch, anchors, block, self.embedding, self.tables, DECAY[self.name],
+                self.args.rows * len(room),
+            )  # fmt: skip
+        total = 0.5 * parts["path"] + 0.5 * parts["soft"] + 0.5 * parts["unary"] + parts.get("confidence", 0.0)
+        self.model.zero_grad(set_to_none=True)
+        self.codebooks.zero_grad(set_to_none=True)
         total.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
         self.blocks += anchors.numel()
         return parts
 
@@ -281,7 +292,7 @@ def fit(args: argparse.Namespace) -> None:
     layer_count = json.loads((args.model / "config.json").read_text())["num_hidden_layers"]
     states, embedding, target = target_states(args.model, capture_layers(layer_count), device)
     text = Text(args.text, device, args.held_out)
-    learners = [Learner(name, target, args, device) for name in args.drafter]
+    learners = [Learner(name, target, embedding, args, device) for name in args.drafter]
     print(f"{len(text.training)} sequences", flush=True)
     order, cursor, step = torch.randperm(len(text.training)), 0, 0
     began = time.monotonic()
@@ -289,29 +300,31 @@ def fit(args: argparse.Namespace) -> None:
     while (share := (time.monotonic() - began) / args.seconds) < 1 and step < args.steps:
         if cursor + args.batch > len(order):
             order, cursor = torch.randperm(len(text.training)), 0
-        batch = text.rows(text.training[order[cursor : cursor + args.batch].to(device)], states)
+        batch = text.rows(text.training[order[cursor : cursor + args.batch]], states)
         cursor += args.batch
         rate = args.learning_rate * min(1.0, (step + 1) / 200) * (0.5 + 0.5 * math.cos(math.pi * share))
         step += 1
         for learner in learners:
-            parts = learner.step(batch, embedding, rate)
+            parts = learner.step(batch, rate)
             if step % args.log_every == 0 or step == args.steps:
                 last[learner.name] = {k: round(v.item(), 4) for k, v in parts.items()}
                 print(learner.name, step, f"{time.monotonic() - started:.0f} s", last[learner.name], flush=True)
                 if step % (10 * args.log_every) == 0:
-                    save(learner.model, args.out / learner.name)
+                    with learner.codebooks.folded():
+                        save(learner.model, args.out / learner.name)
     seconds = round(time.monotonic() - began)
     for learner in learners:
         folder = args.out / learner.name
-        save(learner.model, folder)
         figures = []
-        for block in sorted(learner.mix):
-            figures.append(evaluate(learner.model, text, states, embedding, block, args.eval_rows))
-            print(learner.name, figures[-1], flush=True)
+        with learner.codebooks.folded():
+            save(learner.model, folder)
+            for block in sorted(learner.mix):
+                figures.append(evaluate(learner.model, text, states, embedding, block, args.eval_rows))
+                print(learner.name, figures[-1], flush=True)
         summary = {
             "steps": step, "blocks": learner.blocks, "sequences": len(text.training),
             "answer_tokens": int((text.lengths - text.prompt_lengths).sum()), "seed": args.seed, "batch": args.batch,
-            "queries": args.queries, "learning_rate": args.learning_rate, "seconds": seconds,
+            "anchors": args.anchors, "rows": args.rows, "learning_rate": args.learning_rate, "seconds": seconds,
             "trained_beside": [other.name for other in learners if other is not learner],
             "parameters": sum(p.numel() for p in learner.model.parameters()),
             "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
@@ -343,7 +356,10 @@ def main() -> None:
     train.add_argument("--seconds", type=float, default=900)
     train.add_argument("--steps", type=int, default=10**9)
     train.add_argument("--batch", type=int, default=64)
-    train.add_argument("--queries", type=int, default=256, help="draft positions per sequence and step")
+    train.add_argument(
+        "--anchors", type=int, default=32, help="blocks per sequence and step, at the drafter's own size"
+    )
+    train.add_argument("--rows", type=int, default=96, help="draft positions per sequence and step that are scored")
     train.add_argument("--held-out", type=int, default=512)
     train.add_argument("--eval-rows", type=int, default=32)
     train.add_argument("--learning-rate", type=float, default=2e-3)

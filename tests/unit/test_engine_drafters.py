@@ -82,7 +82,7 @@ def test_what_is_trained_is_what_is_run(checkpoint: tuple[str, BlockModel, Path]
     length = 24
     tokens, features = torch.randint(0, VOCAB, (2, length)), torch.randn(2, length, 2 * HIDDEN)
     anchors = torch.tensor([[4, 9, 17], [7, 8, 12]])
-    batch = objective.Batch(tokens, torch.tensor([length, length]), torch.tensor([3, 3]), features)
+    batch = objective.Batch(tokens, torch.tensor([length, length]), torch.tensor([3, 3]), features, features)
     tables = rope_tables(model.config, 64)
     hidden = objective.block_hidden(model, batch, anchors, BLOCK, embedding, tables)
     paths = lattice.build(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from runners.engine.drafters import lattice
-from runners.engine.drafters.block import BlockModel
+from runners.engine.drafters.block import BlockModel, Transition
 from runners.engine.drafters.dspine import DSpineModel
 
 
@@ -21,6 +23,7 @@ class Batch:
     lengths: Tensor  # [B]
     prompt_lengths: Tensor  # [B]
     features: Tensor  # [B, S, layers * H]
+    final: Tensor  # [B, S, H], normed: the head's input
 
 
 def block_hidden(
@@ -73,55 +76,118 @@ def labels_of(batch: Batch, anchors: Tensor, block: int) -> tuple[Tensor, Tensor
     return text[..., :-1], text[..., 1:], inside[..., 1:]
 
 
-def path_scores(model: BlockModel, hidden: Tensor, unary: Tensor, before: Tensor) -> Tensor:
+class SharedCodebooks(nn.Module):
+    """The transition's codebooks while they are trained: free rows plus a projection of the target's embedding.
+
+    A free row learns only from its own token's occurrences; the projection carries what one token shows over to those
+    like it. ``folded`` turns both into the plain tables that a checkpoint keeps.
+    """
+
+    def __init__(self, transition: Transition, embedding: Tensor) -> None:
+        super().__init__()
+        rank, hidden = transition.predecessor.shape[1], embedding.shape[1]
+        self.free = transition
+        self.embedding = embedding
+        self.predecessor = nn.Parameter(torch.randn(hidden, rank, device=embedding.device) * hidden**-0.5)
+        self.successor = nn.Parameter(torch.zeros(hidden, rank, device=embedding.device))
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """(predecessor, successor) tables, [vocab, rank] each."""
+        e = self.embedding
+        return (
+            self.free.predecessor + e @ self.predecessor.to(e.dtype),
+            self.free.successor + e @ self.successor.to(e.dtype),
+        )
+
+    @contextmanager
+    def folded(self) -> Iterator[None]:
+        """Within, the model's own transition holds the whole tables."""
+        with torch.no_grad():
+            kept = [p.clone() for p in self.free.parameters()]
+            for parameter, table in zip((self.free.predecessor, self.free.successor), self(), strict=True):
+                parameter.copy_(table)
+        yield
+        with torch.no_grad():
+            for parameter, free in zip(self.free.parameters(), kept, strict=True):
+                parameter.copy_(free)
+
+
+def path_scores(
+    model: BlockModel, hidden: Tensor, unary: Tensor, before: Tensor, tables: tuple[Tensor, Tensor]
+) -> Tensor:
     """Logits [N, V] of a token given its predecessor ``before`` [N]: the lattice's scores over the whole vocabulary."""
-    predecessor = F.embedding(before, model.transition.predecessor).to(hidden.dtype)
+    predecessor = F.embedding(before, tables[0]).to(hidden.dtype)
     gate = model.gate(hidden)
     if gate is not None:
         predecessor = predecessor * gate
-    return unary + F.linear(predecessor, model.transition.successor.to(hidden.dtype))
+    return unary + F.linear(predecessor, tables[1].to(hidden.dtype))
 
 
 def loss(
     model: BlockModel,
+    codebooks: SharedCodebooks,
     batch: Batch,
     anchors: Tensor,
     block: int,
-    embedding: Tensor,
     head: Tensor,
-    tables: tuple[Tensor, Tensor],
+    rope: tuple[Tensor, Tensor],
     decay: float,
+    rows: int,
 ) -> dict[str, Tensor]:
     """Cross-entropy of the text under the path scores and under the plain logits, and the confidence head's.
 
-    Position t of a block weighs exp(-(t - 1) / decay), since a draft counts only if all before it were right. Positions
-    are drawn with that probability rather than weighted: the vocabulary-sized products are most of the work.
+    The labels are half the text itself and half the target's own distribution there, which says more per position.
+    Position t of a block weighs exp(-(t - 1) / decay), since a draft counts only if all before it were right. ``rows``
+    positions are drawn by that weight rather than all weighted: the vocabulary-sized products are most of the work. No
+    step waits for the device, so that launches run ahead of it.
     """
-    hidden = block_hidden(model, batch, anchors, block, embedding, tables)
+    hidden = block_hidden(model, batch, anchors, block, codebooks.embedding, rope)
     before, label, valid = labels_of(batch, anchors, block)
-    weight = torch.exp(-torch.arange(block - 1, device=anchors.device) / decay)
-    drawn = valid & (torch.rand(valid.shape, device=valid.device) < weight)
-    rows, before_d, label_d = hidden[drawn], before[drawn], label[drawn]
-    unary = F.linear(rows, head)
-    scores = path_scores(model, rows, unary, before_d)
+    steps = torch.arange(block - 1, device=anchors.device)
+    # Weighted draw without replacement (Efraimidis and Spirakis 2006, in its Gumbel form).
+    keys = torch.empty(valid.shape, device=valid.device).exponential_().log().neg() - steps / decay
+    keys, drawn = keys.masked_fill(~valid, -torch.inf).flatten().topk(min(rows, valid.numel()))
+    counts = keys > -torch.inf  # a small batch may hold fewer valid positions than are drawn
+
+    def mean(each: Tensor, counts: Tensor) -> Tensor:
+        return (each * counts).sum() / counts.sum().clamp_min(1)
+
+    states, label_d = hidden.flatten(0, 2)[drawn], label.flatten()[drawn]
+    position = (anchors.unsqueeze(-1) + steps).clamp_max(batch.tokens.shape[1] - 1)
+    row = torch.arange(len(anchors), device=anchors.device)[:, None, None] * batch.tokens.shape[1] + position
+    teacher = F.linear(batch.final.flatten(0, 1)[row.flatten()[drawn]], head).float().softmax(-1)
+    unary = F.linear(states, head)
+    tables = codebooks()
+    logprobs = path_scores(model, states, unary, before.flatten()[drawn], tables).float().log_softmax(-1)
+    text_loss = -logprobs.gather(1, label_d[:, None])[:, 0]
     parts = {
-        "path": F.cross_entropy(scores.float(), label_d),
+        "path": mean(text_loss, counts),
+        "soft": mean(-(teacher * logprobs).sum(-1), counts),
         # The candidates are the top of the plain logits, so these must be good on their own; a quarter of rows will do.
-        "unary": F.cross_entropy(unary[::4].float(), label_d[::4]),
+        "unary": mean(F.cross_entropy(unary[::4].float(), label_d[::4], reduction="none"), counts[::4]),
     }
     if isinstance(model, DSpineModel):
+        part = slice(None, None, 4)
         parts["confidence"] = _confidence_loss(
-            model, hidden[:, ::4].detach(), head, before[:, ::4], label[:, ::4], valid[:, ::4]
+            model, hidden[:, part].detach(), head, before[:, part], label[:, part], valid[:, part], tables
         )
     return parts
 
 
 def _confidence_loss(
-    model: DSpineModel, hidden: Tensor, head: Tensor, before: Tensor, label: Tensor, valid: Tensor
+    model: DSpineModel,
+    hidden: Tensor,
+    head: Tensor,
+    before: Tensor,
+    label: Tensor,
+    valid: Tensor,
+    tables: tuple[Tensor, Tensor],
 ) -> Tensor:
     """Binary cross-entropy of "this draft is right" where all before it were right; trains the head alone."""
     with torch.no_grad():
-        scores = path_scores(model, hidden.flatten(0, 2), F.linear(hidden.flatten(0, 2), head), before.flatten())
+        scores = path_scores(
+            model, hidden.flatten(0, 2), F.linear(hidden.flatten(0, 2), head), before.flatten(), tables
+        )
         values, ids = lattice.topk(scores, model.candidates)
         logprobs = values.float().log_softmax(-1)
         right = (ids[:, 0] == label.flatten()).view_as(label) & valid
