@@ -21,6 +21,8 @@ from orchestrator.names import ConfigError, nearest
 
 CONFIG_WRONG = 2
 INTERRUPTED = 130
+_ANY_EXPERIMENT = ("name=log", '++arms.plain=["drafter=none"]')
+"""Nothing of it is run: with an experiment, the configuration of ``action=log`` is checked as any other."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -84,8 +86,13 @@ def _main(command: _Command) -> int:
     from orchestrator import job
     from orchestrator.compose import expand, hydra_settings, load
     from orchestrator.hardware import gpus
+    from orchestrator.overrides import last_value
     from orchestrator.preset import place, serves_here
 
+    if last_value(command.overrides, "action") == "log" and not command.only_shows:
+        if command.multirun:
+            raise ConfigError("-m", "action=log takes one run_dir; the directory of a sweep holds all its comparisons")
+        return job.log(load([*_ANY_EXPERIMENT, *command.overrides]))
     overrides, said = place(command.overrides, gpus)
     if said is not None:
         print(said, file=sys.stderr)
@@ -112,4 +119,6 @@ def _main(command: _Command) -> int:
     settings = hydra_settings([*places, *points[0]])
     directory = Path(settings.sweep.dir if command.multirun else settings.run.dir)
     code = job.start([*command.flags, *places, *overrides])
-    return code or job.outcome(directory, len(points) if command.multirun else None)
+    if code or not command.multirun:
+        return code or job.outcome(directory, None)
+    return max(job.outcome(directory, len(points)), job.log_sweep(directory, experiments[0].tracking))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,18 @@ from omegaconf import DictConfig
 
 from orchestrator import identity, preflight
 from orchestrator.compose import CONFIG_NAME, VERSION_BASE, load
-from orchestrator.names import ConfigError
+from orchestrator.names import ConfigError, nearest
 from orchestrator.overrides import Override
 from orchestrator.paths import conf_dir
 from orchestrator.plan import Plan, make_plan
 from orchestrator.plan_text import render
 from orchestrator.schema import Experiment
+from orchestrator.schema.place import Tracking
 
 OUTCOME = "outcome.json"
 _SIGNALLED = 128
+_SHOWN = 5
+"""Run directories that are named where one is missing."""
 
 
 def start(arguments: Sequence[str]) -> int:
@@ -93,6 +96,61 @@ def outcome(directory: Path, comparisons: int | None) -> int:
     if lost:
         print(f"  {lost} left no result in {directory}")
     return 1 if failed or lost else 0
+
+
+def log(experiment: Experiment) -> int:
+    """Tells MLflow of the run or sweep in ``run_dir``. Raises ConfigError; returns the exit code."""
+    if experiment.tracking.kind == "none":
+        raise ConfigError("tracking=none", "leaves action=log nothing to log to", hint="tracking=mlflow")
+    directory = _run_dir(experiment)
+    from orchestrator import tracking
+
+    return _tell_mlflow(tracking.replay, directory, experiment.tracking.uri)
+
+
+def log_sweep(directory: Path, where: Tracking) -> int:
+    """Tells MLflow of a sweep as a whole, after its comparisons; returns the exit code."""
+    if where.kind == "none" or not _holds_results(directory):  # what failed was said before
+        return 0
+    from orchestrator import tracking
+
+    return _tell_mlflow(tracking.log_sweep, directory, where.uri)
+
+
+def _tell_mlflow(tell: Callable[[Path, str], str], directory: Path, uri: str) -> int:
+    from orchestrator.tracking import TrackingFailure
+
+    try:
+        print(f"Browse:  {tell(directory, uri)}")
+    except TrackingFailure as failure:
+        print(f"error: {failure}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _run_dir(experiment: Experiment) -> Path:
+    known = _known_runs(Path(experiment.output))
+    given = experiment.run_dir
+    if given is None:
+        problem = "action=log needs the directory of a run or of a sweep"
+    elif not Path(given).is_dir():
+        problem = f"there is no folder {given}"
+    elif not _holds_results(Path(given)):
+        problem = f"{given} holds no summary.json: it is no run that ended, and no sweep of such runs"
+    else:
+        return Path(given)
+    hint = None if known else f"no run has ended under output={experiment.output}"
+    raise ConfigError("run_dir", problem, allowed=known[:_SHOWN], nearest=nearest(given or "", known), hint=hint)
+
+
+def _known_runs(output: Path) -> list[str]:
+    """Directories of runs and sweeps that ended, the newest first: their names begin with the time."""
+    found = [directory for directory in output.glob("*/*/") if _holds_results(directory)]
+    return [str(directory) for directory in sorted(found, key=lambda d: d.name.removeprefix("sweep-"), reverse=True)]
+
+
+def _holds_results(directory: Path) -> bool:
+    return (directory / "summary.json").is_file() or any(directory.glob("*/summary.json"))
 
 
 def planned(experiment: Experiment) -> Plan:

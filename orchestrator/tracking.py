@@ -11,6 +11,7 @@ import argparse
 import logging
 import math
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
@@ -257,11 +258,17 @@ def _failures(uri: str, directory: Path) -> Iterator[None]:
     except TrackingFailure:
         raise
     except Exception as error:
-        again = shlex.join(["python", "-m", "orchestrator.tracking", str(directory), uri])
+        again = f"python -m orchestrator action=log {_override('run_dir', directory)} {_override('tracking.uri', uri)}"
         raise TrackingFailure(
             f"MLflow at {uri} did not take the result: {_short(error)}\nNothing is lost, everything is in {directory}. "
             f"Log it once MLflow answers: {again}"
         ) from error
+
+
+def _override(key: str, value: object) -> str:
+    """``key=value`` as a shell and Hydra's grammar take it; Hydra wants quotes around what is not a plain word."""
+    plain = re.fullmatch(r"[\w./:@%+-]+", str(value), re.ASCII)
+    return f"{key}={value}" if plain else shlex.quote(f"{key}='{value}'")
 
 
 def _short(error: Exception) -> str:

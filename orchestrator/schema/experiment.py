@@ -62,7 +62,9 @@ class Experiment(Model):
     """Config keys that may differ between arms; what else differs is a finding."""
     order: Literal["abba", "once"]
     """``abba``: whole server sessions forwards, then backwards; ``once``: one start per arm, drift uncontrolled."""
-    action: Literal["run", "plan"]
+    action: Literal["run", "plan", "log"]
+    run_dir: str | None = None
+    """What ``action=log`` logs: the directory of a comparison or of a sweep."""
     output: str
     """Root folder of results; what is measured is found again under it."""
     allow_missing_arms: bool
@@ -83,6 +85,12 @@ class Experiment(Model):
                     + (f"; nearest: {near}" if near else "")
                 )
         return varies
+
+    @model_validator(mode="after")
+    def _run_dir_is_what_is_logged(self) -> Self:
+        if self.run_dir is not None and self.action != "log":
+            raise ValueError(f"run_dir: belongs to action=log; action={self.action} does not use it")
+        return self
 
     @model_validator(mode="after")
     def _baseline_is_an_arm(self) -> Self:

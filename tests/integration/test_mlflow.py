@@ -257,7 +257,7 @@ def test_an_outage_says_what_happened_and_how_to_log_it_later(tmp_path: Path) ->
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (1, "")
     assert "MLflow at http://127.0.0.1:9 did not take the result" in err
-    assert f"python -m orchestrator.tracking {directory} http://127.0.0.1:9" in err
+    assert f"python -m orchestrator action=log run_dir={directory} tracking.uri=http://127.0.0.1:9" in err
     assert "Traceback" not in err
     assert sorted((file, file.read_bytes()) for file in directory.rglob("*") if file.is_file()) == before
 

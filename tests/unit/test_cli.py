@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import cli, execute, hardware, preflight
+from orchestrator import cli, execute, hardware, preflight, tracking
 from orchestrator.paths import conf_dir
 from orchestrator.plan import Plan
 from orchestrator.schema import Experiment
@@ -226,3 +226,109 @@ def test_torch_is_looked_for_before_the_embedded_engine_is_started(
     monkeypatch.setattr(preflight, "find_spec", lambda name: None)
     assert cli.main(COMPARISON) == 2
     assert "pip install" in capsys.readouterr().err
+
+
+def told_mlflow(monkeypatch: pytest.MonkeyPatch, failure: str | None = None) -> list[tuple[str, Path, str]]:
+    """Runs in place of MLflow; returns what it is told."""
+    calls: list[tuple[str, Path, str]] = []
+    for name in ("replay", "log_sweep"):
+
+        def tell(directory: Path, uri: str, name: str = name) -> str:
+            calls.append((name, directory, uri))
+            if failure is not None:
+                raise tracking.TrackingFailure(failure)
+            return "at its address"
+
+        monkeypatch.setattr(tracking, name, tell)
+    return calls
+
+
+def ended(directory: Path) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "summary.json").write_text("{}")
+    return directory
+
+
+def test_a_run_or_a_sweep_is_logged_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started(monkeypatch, never)
+    calls = told_mlflow(monkeypatch)
+    run, sweep = ended(tmp_path / "run"), ended(tmp_path / "sweep" / "0").parent
+    assert cli.main(["action=log", f"run_dir={run}"]) == 0
+    assert cli.main(["action=log", f"run_dir={sweep}", "tracking.uri=http://127.0.0.1:9"]) == 0
+    assert cli.main([*COMPARISON, "action=log", "run_dir=run"]) == 0
+    assert calls == [
+        ("replay", run, "sqlite:///mlflow.db"),
+        ("replay", sweep, "http://127.0.0.1:9"),
+        ("replay", Path("run"), "sqlite:///mlflow.db"),
+    ]
+    told = capsys.readouterr()
+    assert told.out == "Browse:  at its address\n" * 3
+    assert told.err == "", "no preset is decided: nothing is served"
+    assert sorted(tmp_path.iterdir()) == [run, sweep], "nothing is written"
+
+
+def test_an_outage_while_logging_again_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told_mlflow(monkeypatch, "MLflow did not take it")
+    assert cli.main(["action=log", f"run_dir={ended(tmp_path / 'run')}"]) == 1
+    assert capsys.readouterr().err == "error: MLflow did not take it\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["action=log"], "run_dir: action=log needs the directory of a run or of a sweep\n  allowed: {known}\n"),
+        (
+            ["action=log", "run_dir=runs/one/2026-01-02_ac"],
+            "run_dir: there is no folder runs/one/2026-01-02_ac\n  allowed: {known}\n"
+            "  nearest: runs/one/2026-01-02_ab\n",
+        ),
+        (["action=log", "run_dir=runs/index"], "run_dir: runs/index holds no summary.json: it is no run that ended"),
+        (["action=log", "output=elsewhere"], "sweep\n  hint: no run has ended under output=elsewhere\n"),
+        (["action=log", "run_dir=runs", "tracking=none"], "tracking=none: leaves action=log nothing to log to\n"),
+        (["action=log", "rundir=runs"], "rundir=runs: there is no key 'rundir'"),
+        (["-m", "action=log", "run_dir=a,b"], "-m: action=log takes one run_dir"),
+        ([*COMPARISON, "run_dir=runs"], "run_dir: belongs to action=log; action=run does not use it"),
+    ],
+)
+def test_what_cannot_be_logged_is_refused(
+    arguments: list[str],
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    started(monkeypatch, never)
+    calls = told_mlflow(monkeypatch)
+    ended(tmp_path / "runs" / "one" / "2026-01-02_ab")
+    ended(tmp_path / "runs" / "two" / "sweep-2026-01-03_cd" / "0")
+    (tmp_path / "runs" / "two" / "2026-01-04_ended_early").mkdir()
+    (tmp_path / "runs" / "index").mkdir()
+    known = "runs/two/sweep-2026-01-03_cd, runs/one/2026-01-02_ab"
+    assert cli.main(arguments) == 2
+    assert told.format(known=known) in capsys.readouterr().err
+    assert calls == []
+
+
+@pytest.mark.parametrize("failure", [None, "MLflow did not take it"])
+def test_a_sweep_ends_with_its_summary_in_mlflow(
+    failure: str | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(experiment: Experiment, plan: Plan, directory: Path) -> int:
+        ended(directory)
+        return 0
+
+    measured = started(monkeypatch, run)
+    calls = told_mlflow(monkeypatch, failure)
+    sweep = ["-m", *COMPARISON, "drafter.block_size=4,6"]
+    assert cli.main([*sweep, "tracking=none"]) == 0
+    assert calls == []
+    assert cli.main([*sweep, "tracking.uri=sqlite:///other.db"]) == (0 if failure is None else 1)
+    assert [(name, uri) for name, _, uri in calls] == [("log_sweep", "sqlite:///other.db")]
+    assert Path.cwd() / calls[0][1] == Path.cwd() / measured[-1][2].parent
+    told = capsys.readouterr()
+    assert "2 of 2 comparisons went well" in told.out, "an outage of MLflow is no failure of a comparison"
+    assert (failure or "at its address") in told.out + told.err
