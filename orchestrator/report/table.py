@@ -197,11 +197,12 @@ def proposed(arm: Arm, point: Point) -> str:
 
 
 def window(arm: Arm, point: Point) -> str:
-    """Tokens the target scores per step: the configured number, and the measured mean where it is cut."""
+    """Tokens the target scores per step: the configured number, or the measured mean where windows differ (cut by
+    dynamic verification; smaller where a drafter proposes less)."""
     histogram = point.acceptance.window_histogram if point.acceptance else None
     if histogram and sum(histogram):
         mean = sum(size * count for size, count in enumerate(histogram)) / sum(histogram)
-        return f"{mean:.1f} (dynamic)"
+        return f"{mean:.1f} ({'dynamic' if arm.dynamic_window else 'mean'})"
     return ("≤ " if arm.dynamic_window and arm.verify_window else "") + number(arm.verify_window)
 
 

@@ -153,6 +153,18 @@ def test_the_terminal_table_reads_along_a_metric(summary: Summary) -> None:
     assert text.rstrip().splitlines()[-2:][0].startswith("Output speed relative to plain: dspine")
 
 
+@pytest.mark.parametrize(("dynamic", "told"), [(True, "5.5 (dynamic)"), (False, "5.5 (mean)")])
+def test_a_varying_window_is_shown_as_its_mean_and_says_why_it_varies(
+    summary: Summary, dynamic: bool, told: str
+) -> None:
+    arm = summary.arms[1].model_copy(update={"dynamic_window": dynamic})
+    point = arm.points[0]
+    assert point.acceptance is not None
+    assert table.window(arm, point) == ("≤ 8" if dynamic else "8"), "the server reported no windows"
+    windows = point.acceptance.model_copy(update={"window_histogram": [0, 0, 0, 1, 0, 0, 0, 0, 1]})
+    assert table.window(arm, point.model_copy(update={"acceptance": windows})) == told
+
+
 def test_more_arms_than_fit_beside_each_other_are_lines() -> None:
     arms = (synthetic.ARMS[0], *(replace(synthetic.ARMS[1], name=f"block_{b}", block_size=b) for b in (4, 5, 6, 7, 8)))
     text = shown(summarize(synthetic.records(arms), synthetic.facts(arms)), width=80)
