@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from runners.engine.drafters.block import BlockConfig, BlockModel, rope_tables
-from runners.engine.drafters.block_drafter import MODELS
+from runners.engine.drafters.block_drafter import MODELS, load_block_model
 from runners.engine.training import objective
 from runners.engine.training.generate import BatchDecoder, Generated, batches_by_length
 
@@ -243,7 +243,13 @@ class Learner:
 
     def __init__(self, name: str, target: Any, embedding: Tensor, args: argparse.Namespace, device: str) -> None:
         self.name, self.args, self.device, self.embedding = name, args, device, embedding
-        self.model = new_model(name, target).to(device)
+        self.started_from: str | None = None
+        if args.start:
+            self.model, self.started_from = load_block_model(name, Path(args.start.format(name)))
+            self.model.train().requires_grad_(True)
+        else:
+            self.model = new_model(name, target)
+        self.model.to(device)
         self.codebooks = objective.SharedCodebooks(self.model.transition, embedding)
         self.mix = BLOCK_MIX[name]
         self.rng = random.Random(args.seed)
@@ -302,7 +308,7 @@ def fit(args: argparse.Namespace) -> None:
             order, cursor = torch.randperm(len(text.training)), 0
         batch = text.rows(text.training[order[cursor : cursor + args.batch]], states)
         cursor += args.batch
-        rate = args.learning_rate * min(1.0, (step + 1) / 200) * (0.5 + 0.5 * math.cos(math.pi * share))
+        rate = args.learning_rate * min(1.0, (step + 1) / args.warm_up) * (0.5 + 0.5 * math.cos(math.pi * share))
         step += 1
         for learner in learners:
             parts = learner.step(batch, rate)
@@ -325,6 +331,7 @@ def fit(args: argparse.Namespace) -> None:
             "steps": step, "blocks": learner.blocks, "sequences": len(text.training),
             "answer_tokens": int((text.lengths - text.prompt_lengths).sum()), "seed": args.seed, "batch": args.batch,
             "anchors": args.anchors, "rows": args.rows, "learning_rate": args.learning_rate, "seconds": seconds,
+            "started_from": learner.started_from,
             "trained_beside": [other.name for other in learners if other is not learner],
             "parameters": sum(p.numel() for p in learner.model.parameters()),
             "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
@@ -354,6 +361,7 @@ def main() -> None:
     train.add_argument("--text", type=Path, nargs="+", required=True)
     train.add_argument("--out", type=Path, required=True)
     train.add_argument("--seconds", type=float, default=900)
+    train.add_argument("--start", help="checkpoint to go on from; {} stands for the drafter's name")
     train.add_argument("--steps", type=int, default=10**9)
     train.add_argument("--batch", type=int, default=64)
     train.add_argument(
@@ -363,6 +371,7 @@ def main() -> None:
     train.add_argument("--held-out", type=int, default=512)
     train.add_argument("--eval-rows", type=int, default=32)
     train.add_argument("--learning-rate", type=float, default=2e-3)
+    train.add_argument("--warm-up", type=int, default=200, help="steps over which the learning rate rises")
     train.add_argument("--log-every", type=int, default=200)
     train.add_argument("--seed", type=int, default=0)
     train.set_defaults(run=fit)
