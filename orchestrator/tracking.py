@@ -268,7 +268,10 @@ def _failures(uri: str, directory: Path) -> Iterator[None]:
 def _override(key: str, value: object) -> str:
     """``key=value`` as a shell and Hydra's grammar take it; Hydra wants quotes around what is not a plain word."""
     plain = re.fullmatch(r"[\w./:@%+-]+", str(value), re.ASCII)
-    return f"{key}={value}" if plain else shlex.quote(f"{key}='{value}'")
+    if plain:
+        return f"{key}={value}"
+    escaped = str(value).replace("'", "\\'")
+    return shlex.quote(f"{key}='{escaped}'")
 
 
 def _short(error: Exception) -> str:
