@@ -12,6 +12,7 @@ import pytest
 # Before numpy or torch is imported anywhere: no display, and no more threads than the machine this is meant for has.
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # as the engine's process does
 
 
 @pytest.fixture(scope="session")
