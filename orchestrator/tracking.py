@@ -7,13 +7,11 @@ through a client with explicit run ids: MLFLOW_RUN_ID, an active run of the call
 
 from __future__ import annotations
 
-import argparse
 import logging
 import math
 import os
 import re
 import shlex
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -294,22 +292,3 @@ def _where(uri: str, experiment_id: str) -> str:
 
 def _ms(seconds: float) -> int:
     return round(1000 * seconds)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m orchestrator.tracking", description="Log a run directory to MLflow."
-    )
-    parser.add_argument("directory", type=Path, help="run directory of a comparison or of a sweep")
-    parser.add_argument("uri", nargs="?", default="sqlite:///mlflow.db", help="tracking URI (%(default)s)")
-    read = parser.parse_args()
-    try:
-        print(replay(read.directory, read.uri))
-    except TrackingFailure as failure:
-        print(f"error: {failure}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -15,6 +15,7 @@ logs acceptance, throughput and memory.
     python -m orchestrator +experiment=NAME action=plan            print what would be done, start nothing
     python -m orchestrator -m +experiment=NAME drafter.block_size=4,8,16
                                                                    one comparison per value
+    python -m orchestrator action=log run_dir=DIR                  log an earlier run or sweep to MLflow again
 """
 
 

@@ -231,7 +231,7 @@ def test_a_sweep_shares_a_tag_and_has_one_summary_run(store: Store, tmp_path: Pa
 
 
 def start(directory: Path, uri: str, cwd: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "orchestrator.tracking", str(directory), uri]
+    command = [sys.executable, "-m", "orchestrator", "action=log", f"run_dir={directory}", f"tracking.uri={uri}"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # also without an installation
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=cwd, env=environment, stdout=pipe, stderr=pipe, text=True)
@@ -244,7 +244,7 @@ def test_first_use_by_several_processes_at_once_and_without_noise(tmp_path: Path
     outputs = [process.communicate(timeout=300) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     page = "/#/experiments/1/runs?workflowType=machine_learning&viewStateShareKey=arms"
-    assert outputs == [(f"mlflow ui, then http://127.0.0.1:5000{page}\n", "")] * 2
+    assert outputs == [(f"Browse:  mlflow ui, then http://127.0.0.1:5000{page}\n", "")] * 2
     store = Store(tmp_path)
     assert sorted(run.data.tags["comparison"] for run in store.runs("comparison")) == ["one", "two"]
     assert len(store.runs("arm")) == 6
