@@ -25,6 +25,7 @@ from torch import Tensor
 
 from runners.engine.drafters.block import BlockConfig, BlockModel, rope_tables
 from runners.engine.drafters.block_drafter import MODELS, load_block_model
+from runners.engine.drafters.storage import compress
 from runners.engine.training import objective
 from runners.engine.training.generate import BatchDecoder, Generated, batches_by_length
 
@@ -35,14 +36,16 @@ TEMPERATURES = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.6, 0.8, 1.0)
 SIZES: dict[str, dict[str, Any]] = {
     "dflash2": {
         "architecture": "DFlash2DraftModel", "num_hidden_layers": 4, "intermediate_size": 768, "block_size": 8,
+        "num_attention_heads": 6, "num_key_value_heads": 2,
         "extra": {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 22, "selector_top_k": 16},
     },
     "dspine": {
-        "architecture": "DSpineDraftModel", "num_hidden_layers": 5, "intermediate_size": 512, "block_size": 16,
-        "extra": {"transition_rank": 15, "candidates": 16},
+        "architecture": "DSpineDraftModel", "num_hidden_layers": 5, "intermediate_size": 1536, "block_size": 16,
+        "num_attention_heads": 9, "num_key_value_heads": 3,
+        "extra": {"transition_rank": 64, "candidates": 16},
     },
 }  # fmt: skip
-"""Both under 24 MB in float16, two vocabulary-sized codebooks included."""
+"""Both under 24 MB as they are kept: DFlash2 in float16 with two vocabulary-sized codebooks, DSpine in int8."""
 
 BLOCK_MIX: dict[str, dict[int, float]] = {
     "dflash2": {8: 0.8, 4: 0.1, 16: 0.1},
@@ -50,12 +53,16 @@ BLOCK_MIX: dict[str, dict[int, float]] = {
 }
 """Each mostly at the block it is run at; the rest keeps a swept block size meaningful."""
 
-DECAY = {"dflash2": 4.0, "dspine": 5.0}
+DECAY = {"dflash2": 3.0, "dspine": 3.5}
+"""Positions over which a draft's weight in the loss falls to 1/e: about as fast as the share of steps that reach it."""
 
 
 def capture_layers(count: int) -> tuple[int, ...]:
     """Four target layers from early to late; the last one is left out, since SGLang captures what enters a layer."""
     return tuple(round(count * share) for share in (0.1, 0.4, 0.7, 0.93))
+
+
+GRAPHS = True
 
 
 def device_of() -> str:
@@ -168,9 +175,16 @@ class Text:
         training[self.held_out] = False
         self.training = training.nonzero()[:, 0]
 
+    def order(self, batch: int) -> Tensor:
+        """The training sequences, shuffled; those of one batch are of like length, so that little is padded."""
+        shuffled = self.training[torch.randperm(len(self.training))]
+        pools = [pool[self.lengths_here[pool].argsort()] for pool in shuffled.split(16 * batch)]
+        batches = [b for pool in pools for b in pool.split(batch) if len(b) == batch] or [shuffled]
+        return torch.cat([batches[i] for i in torch.randperm(len(batches))])
+
     def rows(self, index: Tensor, states: Any) -> objective.Batch:
         """``index`` and the lengths stand on the CPU too, so that the width is known without waiting for the device."""
-        width = -(-int(self.lengths_here[index].max()) // 8) * 8
+        width = -(-int(self.lengths_here[index].max()) // 16) * 16
         index = index.to(self.tokens.device, non_blocking=True)
         tokens = self.tokens[index, :width].long()
         return objective.Batch(tokens, self.lengths[index], self.prompt_lengths[index], *states(tokens))
@@ -188,7 +202,24 @@ def target_states(folder: Path, layer_ids: tuple[int, ...], device: str) -> tupl
         out = model.model(tokens, output_hidden_states=True, use_cache=False)
         return torch.cat([out.hidden_states[i + 1] for i in layer_ids], -1), out.last_hidden_state
 
-    return states, model.get_input_embeddings().weight.data, model.config
+    graphs: dict[torch.Size, tuple[Any, Tensor, tuple[Tensor, Tensor]]] = {}
+
+    def replayed(tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """The same from a CUDA graph a shape, valid until the next call: launching takes longer than computing."""
+        if tokens.shape not in graphs:
+            static = tokens.clone()
+            states(static)  # warm-up outside the capture
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                out = states(static)
+            graphs[tokens.shape] = graph, static, out
+        graph, static, out = graphs[tokens.shape]
+        static.copy_(tokens)
+        graph.replay()
+        return out
+
+    return (replayed if GRAPHS and device == "cuda" else states), model.get_input_embeddings().weight.data, model.config
 
 
 def new_model(name: str, target: Any) -> BlockModel:
@@ -197,8 +228,8 @@ def new_model(name: str, target: Any) -> BlockModel:
     size = SIZES[name]
     model = MODELS[name](
         BlockConfig(
-            hidden_size=target.hidden_size, vocab_size=target.vocab_size, num_attention_heads=6, num_key_value_heads=2,
-            head_dim=64, rope_theta=float(theta), rms_norm_eps=target.rms_norm_eps, mask_token_id=16,
+            hidden_size=target.hidden_size, vocab_size=target.vocab_size, head_dim=64,
+            rope_theta=float(theta), rms_norm_eps=target.rms_norm_eps, mask_token_id=16,
             target_layer_ids=capture_layers(layers), num_target_layers=layers,
             **size,
         )
@@ -234,7 +265,7 @@ def evaluate(model: BlockModel, text: Text, states: Any, embedding: Tensor, bloc
 
 def save(model: BlockModel, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({k: v.half().cpu() for k, v in model.export().items()}, folder / "model.safetensors", {"format": "pt"})
+    save_file(compress(model.export(), model.storage), folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(model.config.dump(model.section), indent=2) + "\n")
 
 
@@ -250,7 +281,7 @@ class Learner:
         else:
             self.model = new_model(name, target)
         self.model.to(device)
-        self.codebooks = objective.SharedCodebooks(self.model.transition, embedding)
+        self.codebooks = objective.codebooks(self.model.transition, embedding)
         self.mix = BLOCK_MIX[name]
         self.rng = random.Random(args.seed)
         self.blocks = 0
@@ -259,7 +290,7 @@ class Learner:
             m.weight for m in self.model.modules() if isinstance(m, torch.nn.Linear) and min(m.weight.shape) > 64
         ]
         rest: list[Tensor] = [p for p in self.model.parameters() if not any(p is m for m in matrices)]
-        rest += [self.codebooks.predecessor, self.codebooks.successor]
+        rest += [p for p in self.codebooks.parameters() if not any(p is q for q in rest)]
         self.parameters = [*matrices, *rest]
         self.optimizers: list[torch.optim.Optimizer] = [
             torch.optim.Muon(matrices, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
@@ -277,7 +308,7 @@ class Learner:
                 self.model, self.codebooks, batch, anchors, block, self.embedding, self.tables, DECAY[self.name],
                 self.args.rows * len(room),
             )  # fmt: skip
-        total = 0.5 * parts["path"] + 0.5 * parts["soft"] + 0.5 * parts["unary"] + parts.get("confidence", 0.0)
+        total = parts["path"] + 0.5 * parts["unary"] + parts.get("confidence", 0.0)
         self.model.zero_grad(set_to_none=True)
         self.codebooks.zero_grad(set_to_none=True)
         total.backward()
@@ -300,13 +331,13 @@ def fit(args: argparse.Namespace) -> None:
     text = Text(args.text, device, args.held_out)
     learners = [Learner(name, target, embedding, args, device) for name in args.drafter]
     print(f"{len(text.training)} sequences", flush=True)
-    order, cursor, step = torch.randperm(len(text.training)), 0, 0
+    order, cursor, step = text.order(args.batch), 0, 0
     began = time.monotonic()
     last: dict[str, dict[str, float]] = {}
     while (share := (time.monotonic() - began) / args.seconds) < 1 and step < args.steps:
         if cursor + args.batch > len(order):
-            order, cursor = torch.randperm(len(text.training)), 0
-        batch = text.rows(text.training[order[cursor : cursor + args.batch]], states)
+            order, cursor = text.order(args.batch), 0
+        batch = text.rows(order[cursor : cursor + args.batch], states)
         cursor += args.batch
         rate = args.learning_rate * min(1.0, (step + 1) / args.warm_up) * (0.5 + 0.5 * math.cos(math.pi * share))
         step += 1
@@ -324,9 +355,11 @@ def fit(args: argparse.Namespace) -> None:
         figures = []
         with learner.codebooks.folded():
             save(learner.model, folder)
-            for block in sorted(learner.mix):
-                figures.append(evaluate(learner.model, text, states, embedding, block, args.eval_rows))
-                print(learner.name, figures[-1], flush=True)
+        stored = load_block_model(learner.name, folder)[0].to(device)  # what is measured is what is kept
+        stored.transition.bind(lambda ids: embedding[ids.to(device)])
+        for block in sorted(learner.mix):
+            figures.append(evaluate(stored, text, states, embedding, block, args.eval_rows))
+            print(learner.name, figures[-1], flush=True)
         summary = {
             "steps": step, "blocks": learner.blocks, "sequences": len(text.training),
             "answer_tokens": int((text.lengths - text.prompt_lengths).sum()), "seed": args.seed, "batch": args.batch,
@@ -350,10 +383,10 @@ def main() -> None:
     text.add_argument("--seconds", type=float, default=240, help="time for the answers")
     text.add_argument("--own-seconds", type=float, default=40, help="time for prompts that the target makes up")
     text.add_argument("--seed", type=int, default=0)
-    text.add_argument("--rows", type=int, default=2048)
-    text.add_argument("--prompts", type=int, default=150_000)
+    text.add_argument("--rows", type=int, default=4096)
+    text.add_argument("--prompts", type=int, default=200_000)
     text.add_argument("--prompt-tokens", type=int, default=176)
-    text.add_argument("--new-tokens", type=int, default=144)
+    text.add_argument("--new-tokens", type=int, default=96)
     text.set_defaults(run=generate)
     train = commands.add_parser("fit", help="train drafters")
     train.add_argument("--drafter", choices=sorted(MODELS), nargs="+", default=sorted(MODELS))
@@ -363,9 +396,9 @@ def main() -> None:
     train.add_argument("--seconds", type=float, default=900)
     train.add_argument("--start", help="checkpoint to go on from; {} stands for the drafter's name")
     train.add_argument("--steps", type=int, default=10**9)
-    train.add_argument("--batch", type=int, default=64)
+    train.add_argument("--batch", type=int, default=128)
     train.add_argument(
-        "--anchors", type=int, default=32, help="blocks per sequence and step, at the drafter's own size"
+        "--anchors", type=int, default=20, help="blocks per sequence and step, at the drafter's own size"
     )
     train.add_argument("--rows", type=int, default=96, help="draft positions per sequence and step that are scored")
     train.add_argument("--held-out", type=int, default=512)

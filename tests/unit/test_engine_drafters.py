@@ -85,6 +85,7 @@ def test_what_is_trained_is_what_is_run(checkpoint: tuple[str, BlockModel, Path]
     batch = objective.Batch(tokens, torch.tensor([length, length]), torch.tensor([3, 3]), features, features)
     tables = rope_tables(model.config, 64)
     hidden = objective.block_hidden(model, batch, anchors, BLOCK, embedding, tables)
+    model.transition.bind(lambda ids: embedding[ids])
     paths = lattice.build(
         model, hidden.flatten(0, 1), hidden.flatten(0, 1) @ embedding.T, tokens.gather(1, anchors).flatten()
     )

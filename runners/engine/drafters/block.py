@@ -185,12 +185,39 @@ class BlockLayer(nn.Module):
 
 
 class Transition(nn.Module):
-    """Low-rank scores of token b following token a: <A(a) * gate, B(b)>."""
+    """Low-rank scores of token b following token a: <A(a) * gate, B(b)>, with a free row for every token."""
+
+    predecessor: Tensor
+    successor: Tensor
 
     def __init__(self, vocab_size: int, rank: int) -> None:
         super().__init__()
         self.predecessor = nn.Parameter(torch.randn(vocab_size, rank) * rank**-0.5)
         self.successor = nn.Parameter(torch.zeros(vocab_size, rank))
+
+    def bind(self, embed: Callable[[Tensor], Tensor]) -> None:
+        """Take what the target's embedding (token ids [n] -> [n, hidden]) has to give; here nothing."""
+
+
+class ProjectedTransition(nn.Module):
+    """The same, with tables that are projections of the target's embedding: a few parameters carry any rank."""
+
+    predecessor: Tensor
+    successor: Tensor
+
+    def __init__(self, vocab_size: int, hidden_size: int, rank: int) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+        self.predecessor_projection = nn.Parameter(torch.randn(hidden_size, rank) * hidden_size**-0.5)
+        self.successor_projection = nn.Parameter(torch.zeros(hidden_size, rank))
+
+    def bind(self, embed: Callable[[Tensor], Tensor]) -> None:
+        """Work the tables out, [vocab, rank] each; they are not part of a checkpoint."""
+        chunks = [embed(ids) for ids in torch.arange(self.vocab_size).split(4096)]
+        for name in ("predecessor", "successor"):
+            projection = getattr(self, f"{name}_projection").detach()
+            table = torch.cat([(chunk.to(projection) @ projection) for chunk in chunks])
+            self.register_buffer(name, table, persistent=False)
 
 
 class BlockModel(nn.Module):
@@ -208,14 +235,16 @@ class BlockModel(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     candidates: int
-    transition: Transition
+    transition: Transition | ProjectedTransition
+    storage: ClassVar[torch.dtype] = torch.float16
+    """How a checkpoint keeps matrices: float16, or int8 with a scale for each row."""
 
     @property
     def decoder(self) -> list[BlockLayer]:
         return [layer for layer in self.layers if isinstance(layer, BlockLayer)]
 
-    def gate(self, hidden: Tensor) -> Tensor | None:
-        """[..., rank] factor on the predecessor's codebook row; None for a table without one."""
+    def gate(self, hidden: Tensor) -> Tensor:
+        """[..., rank] factor on the predecessor's codebook row."""
         raise NotImplementedError
 
     def context(self, features: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from runners.engine.drafters.base import Draft, Drafter, DraftSampling
 from runners.engine.drafters.block import BlockConfig, BlockModel, rope_tables, rotate
 from runners.engine.drafters.dflash2 import DFlash2Model
 from runners.engine.drafters.dspine import DSpineModel
+from runners.engine.drafters.storage import expand
 
 MODELS: dict[str, type[BlockModel]] = {"dflash2": DFlash2Model, "dspine": DSpineModel}
 _GROWTH = 512
@@ -42,7 +43,7 @@ def load_block_model(name: str, folder: Path) -> tuple[BlockModel, str]:
     if not weights.is_file():
         raise FileNotFoundError(f"drafter weights {weights} are missing")
     model = model_class(BlockConfig.load(folder, model_class.section))
-    model.load_export(load_file(weights))
+    model.load_export(expand(load_file(weights)))
     return model.eval().requires_grad_(False), hashlib.sha256(weights.read_bytes()).hexdigest()
 
 
@@ -68,6 +69,7 @@ class BlockDrafter(Drafter):
         self.capture_layers = self.config.target_layer_ids
         self.proposed = self.config.block_size - 1
         self.model = model.to(dtype)
+        self.model.transition.bind(embed)
         self.gives_confidence = isinstance(model, DSpineModel)
         self._embed, self._head, self._dtype = embed, head, dtype
         self._cos, self._sin = rope_tables(self.config, context_length + self.config.block_size)

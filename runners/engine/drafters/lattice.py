@@ -1,7 +1,7 @@
 """From draft logits to one path of tokens: top-k candidates, transition scores, a left-to-right walk.
 
 score[m, t, a, b] = logit[m, t, b] + <A(a) * gate(h[m, t]), B(b)> for candidate b at position t after candidate a at
-position t - 1 (the verified anchor for t = 0): DFlash2's selector; DSpine's table is the same without the gate.
+position t - 1 (the verified anchor for t = 0): DFlash2's selector; DSpine's table of transitions has the same shape.
 """
 
 from __future__ import annotations
@@ -47,9 +47,7 @@ def build(model: BlockModel, hidden: Tensor, logits: Tensor, anchors: Tensor) ->
     values, ids = topk(logits, model.candidates)
     before = torch.cat([anchors[:, None, None].expand(-1, 1, ids.shape[-1]), ids[:, :-1]], 1)
     predecessor = model.transition.predecessor[before]
-    gate = model.gate(hidden)
-    if gate is not None:
-        predecessor = predecessor * gate.unsqueeze(-2)
+    predecessor = predecessor * model.gate(hidden).unsqueeze(-2)
     successor = model.transition.successor[ids]
     scores = predecessor.to(values.dtype) @ successor.transpose(-1, -2).to(values.dtype)
     return Lattice(ids, values.unsqueeze(-2) + scores)

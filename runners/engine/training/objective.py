@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from runners.engine.drafters import lattice
-from runners.engine.drafters.block import BlockModel, Transition
+from runners.engine.drafters.block import BlockModel, ProjectedTransition, Transition
 from runners.engine.drafters.dspine import DSpineModel
 
 
@@ -44,23 +45,24 @@ def block_hidden(
     ids = torch.full((b_size, a_size, block), c.mask_token_id, device=device)
     ids[..., 0] = batch.tokens.gather(1, anchors)
     positions = anchors.unsqueeze(-1) + torch.arange(block, device=device)
-    queries = a_size * block
-    sees_context = pos[None, None] < anchors.repeat_interleave(block, 1).unsqueeze(-1)  # [B, Q, S]
-    owner = torch.arange(queries, device=device) // block
-    sees_block = (owner[:, None] == owner[None]).expand(b_size, -1, -1)
-    mask = torch.cat([sees_context, sees_block], -1).unsqueeze(1)
-    group = c.num_attention_heads // c.num_key_value_heads
+    kv_heads, group = c.num_key_value_heads, c.num_attention_heads // c.num_key_value_heads
+    rows = block * group  # of one block: heads that share keys are further queries
+    hidden_from = (pos >= anchors.unsqueeze(-1))[:, None, :, None]  # [B, 1, A, 1, S]
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        def whole(own: Tensor, context_part: Tensor) -> Tensor:
-            own = own.reshape(b_size, queries, c.num_key_value_heads, c.head_dim)
-            both = torch.cat([context_part.to(own.dtype), own], 1).transpose(1, 2)
-            return both.repeat_interleave(group, 1)
-
-        ctx_k, ctx_v = context_kv[layer]
-        q = q.reshape(b_size, queries, c.num_attention_heads, c.head_dim).transpose(1, 2)
-        out = F.scaled_dot_product_attention(q, whole(k, ctx_k), whole(v, ctx_v), attn_mask=mask)
-        return out.transpose(1, 2).reshape(b_size * a_size, block, c.num_attention_heads, c.head_dim)
+        # By hand, since a mask that lets blocks see only themselves would be computed in full: A times the work.
+        q = q.reshape(b_size, a_size, block, kv_heads, group, c.head_dim).permute(0, 3, 1, 2, 4, 5) * c.head_dim**-0.5
+        q = q.reshape(b_size, kv_heads, a_size, rows, c.head_dim)
+        k, v = (own.reshape(b_size, a_size, block, kv_heads, c.head_dim).permute(0, 3, 1, 2, 4) for own in (k, v))
+        ctx_k, ctx_v = (part.to(q.dtype).transpose(1, 2) for part in context_kv[layer])  # [B, kv_heads, S, d]
+        seen = (q.flatten(2, 3) @ ctx_k.transpose(-1, -2)).unflatten(2, (a_size, rows))
+        scores = torch.cat([seen.masked_fill(hidden_from, -torch.inf), q @ k.transpose(-1, -2)], -1)
+        with torch.autocast(device.type, enabled=False):  # else the weights are written in float32
+            weights = scores.softmax(-1)
+        over_context, over_block = weights.split([s_size, block], -1)
+        out = (over_context.flatten(2, 3) @ ctx_v).unflatten(2, (a_size, rows)) + over_block @ v
+        out = out.unflatten(3, (block, group)).permute(0, 2, 3, 1, 4, 5)
+        return out.reshape(b_size * a_size, block, c.num_attention_heads, c.head_dim)
 
     flat = positions.reshape(-1, block)
     hidden = model(F.embedding(ids.reshape(-1, block), embedding), cos[flat], sin[flat], attend)
@@ -74,6 +76,26 @@ def labels_of(batch: Batch, anchors: Tensor, block: int) -> tuple[Tensor, Tensor
     inside = positions < batch.lengths[:, None, None]
     text = batch.tokens.gather(1, positions.clamp_max(batch.tokens.shape[1] - 1).flatten(1)).view_as(positions)
     return text[..., :-1], text[..., 1:], inside[..., 1:]
+
+
+class ProjectedCodebooks(nn.Module):
+    """The tables of a transition that holds projections alone, worked out anew at every step."""
+
+    def __init__(self, transition: ProjectedTransition, embedding: Tensor) -> None:
+        super().__init__()
+        self.transition, self.embedding = transition, embedding
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """(predecessor, successor) tables, [vocab, rank] each."""
+        e = self.embedding
+        return (
+            e @ self.transition.predecessor_projection.to(e.dtype),
+            e @ self.transition.successor_projection.to(e.dtype),
+        )
+
+    @contextmanager
+    def folded(self) -> Iterator[None]:
+        yield
 
 
 class SharedCodebooks(nn.Module):
@@ -112,20 +134,60 @@ class SharedCodebooks(nn.Module):
                 parameter.copy_(free)
 
 
+def codebooks(transition: Transition | ProjectedTransition, embedding: Tensor) -> SharedCodebooks | ProjectedCodebooks:
+    """The form in which a model's tables are trained."""
+    if isinstance(transition, Transition):
+        return SharedCodebooks(transition, embedding)
+    return ProjectedCodebooks(transition, embedding)
+
+
 def path_scores(
     model: BlockModel, hidden: Tensor, unary: Tensor, before: Tensor, tables: tuple[Tensor, Tensor]
 ) -> Tensor:
     """Logits [N, V] of a token given its predecessor ``before`` [N]: the lattice's scores over the whole vocabulary."""
-    predecessor = F.embedding(before, tables[0]).to(hidden.dtype)
-    gate = model.gate(hidden)
-    if gate is not None:
-        predecessor = predecessor * gate
-    return unary + F.linear(predecessor, tables[1].to(hidden.dtype))
+    predecessor = F.embedding(before, tables[0]).to(unary.dtype) * model.gate(hidden).to(unary.dtype)
+    return torch.addmm(unary, predecessor, tables[1].to(unary.dtype).t())
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Mean cross-entropy with labels that are part text, part the teacher's distribution.
+
+    The gradient, softmax minus label, is worked out in place in the logits' own precision: over a vocabulary the usual
+    chain of operations moves several times the bytes.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, label: Tensor, counts: Tensor, teacher: Tensor | None) -> Tensor:
+        with torch.autocast(logits.device.type, enabled=False):
+            gradient = logits.softmax(-1)
+            text = -gradient.gather(1, label[:, None])[:, 0].float().clamp_min(1e-9).log()
+            share = 1.0
+            if teacher is not None:
+                share = 0.5
+                gradient.sub_(teacher.softmax(-1), alpha=1 - share)
+            gradient.scatter_add_(1, label[:, None], torch.full_like(gradient[:, :1], -share))
+            weight = counts / counts.sum().clamp_min(1)
+        ctx.save_for_backward(gradient, weight)
+        return (text * weight).sum()
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
+        gradient, weight = ctx.saved_tensors
+        return gradient.mul_((weight * upstream).to(gradient.dtype)[:, None]), None, None, None
+
+
+def cross_entropy(logits: Tensor, label: Tensor, counts: Tensor, teacher: Tensor | None) -> Tensor:
+    """The loss of the text, over rows that count; its gradient is that of half text, half teacher where one is given.
+
+    logits, teacher (logits too) [N, V]; label [N]; counts [N] bool. Differentiable once.
+    """
+    result: Tensor = _CrossEntropy.apply(logits, label, counts, teacher)  # type: ignore[no-untyped-call]
+    return result
 
 
 def loss(
     model: BlockModel,
-    codebooks: SharedCodebooks,
+    codebooks: SharedCodebooks | ProjectedCodebooks,
     batch: Batch,
     anchors: Tensor,
     block: int,
@@ -149,25 +211,20 @@ def loss(
     keys, drawn = keys.masked_fill(~valid, -torch.inf).flatten().topk(min(rows, valid.numel()))
     counts = keys > -torch.inf  # a small batch may hold fewer valid positions than are drawn
 
-    def mean(each: Tensor, counts: Tensor) -> Tensor:
-        return (each * counts).sum() / counts.sum().clamp_min(1)
-
     states, label_d = hidden.flatten(0, 2)[drawn], label.flatten()[drawn]
     position = (anchors.unsqueeze(-1) + steps).clamp_max(batch.tokens.shape[1] - 1)
     row = torch.arange(len(anchors), device=anchors.device)[:, None, None] * batch.tokens.shape[1] + position
-    teacher = F.linear(batch.final.flatten(0, 1)[row.flatten()[drawn]], head).float().softmax(-1)
-    unary = F.linear(states, head)
+    with torch.no_grad():
+        teacher = F.linear(batch.final.flatten(0, 1)[row.flatten()[drawn]], head)
     tables = codebooks()
-    logprobs = path_scores(model, states, unary, before.flatten()[drawn], tables).float().log_softmax(-1)
-    text_loss = -logprobs.gather(1, label_d[:, None])[:, 0]
+    scores = path_scores(model, states, F.linear(states, head), before.flatten()[drawn], tables)
     parts = {
-        "path": mean(text_loss, counts),
-        "soft": mean(-(teacher * logprobs).sum(-1), counts),
+        "path": cross_entropy(scores, label_d, counts, teacher),
         # The candidates are the top of the plain logits, so these must be good on their own; a quarter of rows will do.
-        "unary": mean(F.cross_entropy(unary[::4].float(), label_d[::4], reduction="none"), counts[::4]),
+        "unary": cross_entropy(F.linear(states[::4], head), label_d[::4], counts[::4], None),
     }
     if isinstance(model, DSpineModel):
-        part = slice(None, None, 4)
+        part = slice(None, None, max(hidden.shape[1] // 2, 1))  # two blocks a sequence: the head is small
         parts["confidence"] = _confidence_loss(
             model, hidden[:, part].detach(), head, before[:, part], label[:, part], valid[:, part], tables
         )
