@@ -10,8 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from orchestrator import acceptance, findings, lossless, metrics
+from orchestrator import acceptance, lossless, metrics
 from orchestrator.facts import ArmFacts, Facts, TrialFacts
+from orchestrator.findings.judge import judge
 from orchestrator.masking import mask, mask_command
 from orchestrator.records import RequestRecord
 from orchestrator.results import Arm, Memory, Point, PromptCell, PromptRow, Summary
@@ -55,7 +56,7 @@ def summarize(records: Iterable[RequestRecord], facts: Facts) -> Summary:
         environment=mask(facts.environment),
         published=list(facts.published),
     )
-    return summary.model_copy(update={"findings": findings.judge(summary, facts)})
+    return summary.model_copy(update={"findings": judge(summary, facts)})
 
 
 def _arm(
