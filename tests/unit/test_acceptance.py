@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.acceptance import by_category, disagreement, independent, pooled, positions, recount
+from orchestrator.acceptance import (
+    by_category,
+    check_streams,
+    disagreement,
+    independent,
+    interval,
+    pooled,
+    positions,
+    recount,
+)
 from tests.record_factory import counters, record
 
 # Block of 4: three drafts a step. 10 steps: 2 with none correct, 3 with one, 1 with two, 4 with three.
@@ -26,6 +35,41 @@ def test_tau_is_pooled_and_its_other_averages_stand_beside_it() -> None:
     assert result.proposed_per_step == 3
     assert result.histogram == [2, 3, 1, 9]
     assert result.requests == 2
+
+
+def test_the_interval_of_tau_is_over_prompts() -> None:
+    pairs = [(17, 10), (15, 5), (4, 8)]  # correct drafts and steps of three prompts; pooled: 36 / 23
+    requests = [
+        record(prompt_id=f"p{place}", spec=counters([steps - 1] + [0] * (correct - 1) + [1], 0))
+        for place, (correct, steps) in enumerate(pairs)
+    ]
+    low, high = interval(requests)
+    without = [19 / 13, 21 / 18, 32 / 15]  # correct / steps with one prompt left out
+    mean = sum(without) / 3
+    half = 4.302652729911275 * (2 / 3 * sum((left - mean) ** 2 for left in without)) ** 0.5  # t(0.975, 2)
+    assert (low, high) == (pytest.approx(1 + 36 / 23 - half), pytest.approx(1 + 36 / 23 + half))
+    assert interval(requests * 2) == (low, high), "a second pass over the same prompts is no new evidence"
+    assert interval(requests[:1]) == (None, None)
+    result = pooled([SHORT, LONG])
+    assert result is not None and result.tau_low is not None and result.tau_high is not None
+    assert result.tau_low < result.tau < result.tau_high
+
+
+def test_window_use_is_what_a_scored_token_gains() -> None:
+    block, longer = pooled([SHORT]), pooled([record(spec=counters([2, 3, 1, 4], 150))])  # 3 and 15 drafts a step
+    assert block is not None and longer is not None
+    assert block.tau == longer.tau, "the longer block guesses no better"
+    assert (block.window_mean, longer.window_mean) == (4, 16)
+    assert block.window_use == pytest.approx(2.7 / 4) and longer.window_use == pytest.approx(2.7 / 16)
+
+
+def test_a_server_that_counts_the_whole_block_where_windows_are_cut_is_corrected() -> None:
+    # Block of 4; 6 of 10 windows were cut to the anchor and one draft, yet 30 drafts are reported as proposed.
+    result = pooled([record(spec=counters([3, 5, 0, 2], 30, [0, 0, 6, 0, 4]))])
+    assert result is not None
+    assert result.proposed_drafts == 6 * 1 + 4 * 3
+    assert result.rate == pytest.approx(11 / 18)
+    assert result.window_mean == pytest.approx(2.8)
 
 
 def test_static_positions_are_exact() -> None:
@@ -151,3 +195,16 @@ def test_counters_that_contradict_themselves_are_named() -> None:
     assert "spec_verify_ct is 3" in (disagreement(record(chunks=chunks, spec=bad)) or "")
     assert "without speculation" in (disagreement(record(chunks=chunks)) or "")
     assert disagreement(record()) is None
+
+
+def test_joined_chunks_are_told_from_counters_that_are_wrong() -> None:
+    spec = counters([1, 1], 6)
+    joined = record(chunks=[(0.1, 1), (0.3, 4)], spec=spec)
+    assert check_streams([joined, record()]).model_dump() == {"merged": 1, "contradictions": 0, "first": None}
+    assert check_streams([record(chunks=[(0.1, 1), (0.3, 4)])]).merged == 1, "a plain server's chunks are joined too"
+    wrong = record(chunks=[(0.1, 1), (0.3, 4)], spec=spec.model_copy(update={"spec_num_correct_drafts": 2}))
+    found = check_streams([wrong])
+    assert (found.merged, found.contradictions) == (0, 1) and "p0: the histogram holds 1" in (found.first or "")
+    before = pooled([joined])
+    after = pooled([record(chunks=[(0.1, 1), (0.2, 2), (0.3, 4)], spec=spec)])
+    assert before == after, "tau comes from the counters, so joined chunks do not move it"
