@@ -13,12 +13,14 @@ from typing import Literal
 
 import aiohttp
 
+from orchestrator import server_totals
 from orchestrator.client import Request, Sampling, closed_loop, connect
 from orchestrator.interrupt import Interrupt
 from orchestrator.plan import ServerSession, Trial
 from orchestrator.progress import Display, trial_line
 from orchestrator.records import RequestRecord
 from orchestrator.schema import ArmConfig, Prompt, Suite
+from orchestrator.server_totals import TrialTotals
 from orchestrator.store import ServerFacts, Store
 from orchestrator.template import ChatTemplate, TemplateFailure
 from runners.base import Runner, ServerFailure, ServerHandle
@@ -62,7 +64,7 @@ def measure(
                     raise failure
 
             try:
-                interrupt.run(_trial(handle, trial, arm, texts, keep, partial(_status, display, place)))
+                totals = interrupt.run(_trial(handle, trial, arm, texts, keep, partial(_status, display, place)))
             except ServerFailure:
                 _raise_if_dead(runner, handle)  # then that is the reason, not what failed because of it
                 raise
@@ -78,6 +80,7 @@ def measure(
                 started=started,
                 ready_s=ready_s,
                 peak_memory_bytes=runner.peak_memory_bytes(handle),
+                totals=totals,
             )
             store.finish(trial.key, file, len(measured), facts, reusable=well)
             display.note(trial_line(place, measured))
@@ -157,7 +160,8 @@ async def _trial(
     texts: Mapping[str, str],
     keep: Callable[[RequestRecord], None],
     status: Callable[[str], None],
-) -> None:
+) -> TrialTotals:
+    """Warm up, flush, measure; returns the server's own totals on both sides of what was measured."""
     load = trial.load
     suite = arm.suite
 
@@ -181,8 +185,18 @@ async def _trial(
             if all(record.outcome != "ok" for record in warm):
                 raise ServerFailure("warmup", f"no warm-up request ended well; the first: {warm[0].error}", handle.log)
         await _flush(client, handle)
+        before = await server_totals.read(handle.url)
         status("measuring")
-        await closed_loop(client, requests(suite.prompts, "measure"), load.concurrency, load.request_timeout_s, keep)
+        ended = 0
+
+        def keep_measured(record: RequestRecord) -> None:
+            nonlocal ended
+            ended += record.outcome == "ok"
+            keep(record)
+
+        measured = requests(suite.prompts, "measure")
+        await closed_loop(client, measured, load.concurrency, load.request_timeout_s, keep_measured)
+        return TrialTotals(before=before, after=await server_totals.read_after(handle.url, before, ended))
 
 
 async def _flush(client: aiohttp.ClientSession, handle: ServerHandle) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from orchestrator.records import RECORD_SCHEMA, RecordFile, RequestRecord, read_records
+from orchestrator.server_totals import TrialTotals
 
 TRIALS = "trials.jsonl"
 
@@ -40,6 +41,8 @@ class ServerFacts(BaseModel):
     """Seconds from start to ready."""
     peak_memory_bytes: int | None
     """Up to the end of the trial."""
+    totals: TrialTotals | None = None
+    """What the server counted over the trial; None where it was not asked."""
 
 
 class TrialEntry(BaseModel):
