@@ -97,7 +97,7 @@ def test_a_rank_that_reports_nothing_is_left_out() -> None:
 
 
 def test_what_the_last_update_may_have_missed_is_allowed_for() -> None:
-    # 40 passes between updates, one request at a time: up to 80 of 1000 steps, of a window of 4, may be missed or extra.
+    # 40 passes between updates, one request at a time: up to 80 of 1000 steps, each of a window of 4, may be missed.
     long = request(completion_tokens=2701, spec=record_factory.counters([200, 300, 100, 400], 3000))
     near = check([([long], totals(1000, 2701, 1, 2.7 - 0.3, interval=40))])
     assert near is not None and near.disagreements == []
