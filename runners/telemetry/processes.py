@@ -1,0 +1,76 @@
+"""Memory and CPU time of the server's processes: those that were named, and all that they started."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+_LOOK_S = 1.0
+"""How often new children are looked for: that reads the whole process table."""
+
+
+class Processes:
+    """The watched process trees. ``absent`` says why nothing can be read."""
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self.absent: str | None = None
+        self._watched: dict[int, Any] = {}
+        self._looked = 0.0
+        try:
+            import psutil
+        except ImportError:
+            self.absent = "psutil is not installed where the server runs"
+        else:
+            self._psutil = psutil
+            self.watch(pids)
+
+    def watch(self, pids: Iterable[int]) -> None:
+        """Watch these trees instead of the ones before."""
+        if self.absent:
+            return
+        self._looked = 0.0
+        self._watched = {}
+        for pid in pids:
+            try:
+                self._watched[pid] = self._psutil.Process(pid)
+            except self._psutil.Error:
+                continue
+
+    def read(self) -> dict[str, Any] | None:
+        """Process ids, resident bytes and CPU seconds of the trees; None where none of the processes lives.
+
+        Memory is the sum of resident sizes (RSS): pages that processes share count once in each, so it is an upper
+        bound. The proportional size (PSS) would be exact, but reading it walks the page tables under the server's own
+        memory lock and needs its user's rights: too much to do to a server that is being measured.
+
+        CPU seconds are user and system time of the living processes with that of the children they have reaped, so
+        that the sum does not fall when a child ends.
+        """
+        now = time.monotonic()
+        if self._watched and now - self._looked >= _LOOK_S:
+            self._looked = now
+            self._add_children()
+        pids: list[int] = []
+        resident, seconds = 0, 0.0
+        for pid, process in list(self._watched.items()):
+            try:
+                memory, times = process.memory_info(), process.cpu_times()
+            except self._psutil.Error:
+                if not process.is_running():
+                    del self._watched[pid]
+                continue
+            if memory.rss == 0:  # a zombie: it has ended, and nobody has asked how
+                continue
+            pids.append(pid)
+            resident += memory.rss
+            seconds += times.user + times.system + times.children_user + times.children_system
+        return {"pids": pids, "rss_bytes": resident, "cpu_s": seconds} if pids else None
+
+    def _add_children(self) -> None:
+        for process in list(self._watched.values()):
+            try:
+                for child in process.children(recursive=True):
+                    self._watched.setdefault(child.pid, child)
+            except self._psutil.Error:
+                continue
