@@ -1,0 +1,121 @@
+"""Intervals from values that are independent between prompts and related inside one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+from scipy.special import stdtrit
+
+from orchestrator.metrics import percentile
+
+LEVEL = 0.95
+POWER = 0.8
+
+
+class Estimate(BaseModel):
+    """A figure with its interval, in the figure's own unit."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    value: float
+    low: float | None
+    high: float | None
+    """Ends of the 95% interval; None where there is nothing to estimate a spread from."""
+    n: int
+    """Prompts: the independent values behind the interval."""
+
+
+class Term(NamedTuple):
+    """One source of the variance of a mean."""
+
+    variance: float
+    df: float
+    """Degrees of freedom of the estimate of ``variance``."""
+
+
+def half_width(terms: Sequence[Term], level: float = LEVEL) -> float:
+    """Half the width of the interval of a mean whose variance is a sum of terms that are known unequally well.
+
+    The critical value is the mean of the terms' t quantiles, weighted by their variances (Cochran 1964, Biometrics 20,
+    for the Behrens-Fisher problem): exact where one term rules, a little wide in between. Satterthwaite's degrees of
+    freedom are too many where one term has only one or two of its own (benchmarks/statistics).
+    """
+    return _critical(terms, 0.5 + level / 2) * math.sqrt(_total(terms))
+
+
+def detectable(terms: Sequence[Term], level: float = LEVEL, power: float = POWER) -> float:
+    """Smallest true mean that a repetition of the experiment would tell from 0 with probability ``power``.
+
+    Minimum detectable effect, (t(1 - alpha/2) + t(power)) standard errors (Bloom 1995, Evaluation Review 19).
+    """
+    return (_critical(terms, 0.5 + level / 2) + _critical(terms, power)) * math.sqrt(_total(terms))
+
+
+def _total(terms: Sequence[Term]) -> float:
+    return math.fsum(term.variance for term in terms)
+
+
+def _critical(terms: Sequence[Term], probability: float) -> float:
+    total = _total(terms)
+    if total == 0:
+        return 0.0
+    return math.fsum(term.variance * float(stdtrit(term.df, probability)) for term in terms if term.variance) / total
+
+
+def mean_term(values: Sequence[float]) -> Term | None:
+    """Variance of the mean of independent values; None for a single one."""
+    n = len(values)
+    if n < 2:
+        return None
+    mean = math.fsum(values) / n
+    return Term(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n, n - 1)
+
+
+def mean_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float | None]:
+    """Mean and half width of its Student t interval (n - 1 degrees of freedom); None as width for a single value."""
+    term = mean_term(values)
+    return math.fsum(values) / len(values), None if term is None else half_width([term], level)
+
+
+def ratio_of_sums(
+    prompts: Sequence[tuple[float, float]], offset: float = 0.0, extra: Sequence[Term] = ()
+) -> Estimate | None:
+    """offset + sum(numerators) / sum(denominators), one pair per prompt; None where the denominators sum to 0.
+
+    The interval is taken on the logarithm, from the jackknife over prompts (leave one prompt out), with Student's t.
+    ``extra``: further terms of the logarithm's variance, such as that of server starts. The figure must be above 0.
+    """
+    above, below = math.fsum(a for a, _ in prompts), math.fsum(b for _, b in prompts)
+    if not below or offset + above / below <= 0:
+        return None
+    value, n = offset + above / below, len(prompts)
+    left_out = [offset + (above - a) / (below - b) for a, b in prompts if below > b]
+    if n < 2 or len(left_out) < n or min(left_out) <= 0:
+        return Estimate(value=value, low=None, high=None, n=n)
+    logs = [math.log(other) for other in left_out]
+    mean = math.fsum(logs) / n
+    own = Term(math.fsum((one - mean) ** 2 for one in logs) * (n - 1) / n, n - 1)
+    half = half_width([own, *extra])
+    return Estimate(value=value, low=value * math.exp(-half), high=value * math.exp(half), n=n)
+
+
+def clustered_median(prompts: Sequence[Sequence[float]]) -> Estimate | None:
+    """Median of all values, given by prompt; None where there is none.
+
+    Woodruff's interval (1952, JASA 47): that of the share of values below the median, clustered by prompt, read off as
+    quantiles. It has no ends where it would need values outside those seen (fewer than six prompts).
+    """
+    groups = [group for group in prompts if group]
+    ordered = sorted(value for group in groups for value in group)
+    if not ordered:
+        return None
+    middle = percentile(ordered, 50)
+    shares = [sum((value < middle) + (value == middle) / 2 for value in group) / len(group) for group in groups]
+    _, half = mean_interval(shares)
+    if half is None or half > 0.5:
+        return Estimate(value=middle, low=None, high=None, n=len(groups))
+    low, high = (percentile(ordered, 100 * (0.5 + side * half)) for side in (-1, 1))
+    return Estimate(value=middle, low=low, high=high, n=len(groups))
