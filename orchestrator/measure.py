@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from itertools import chain, cycle, islice, zip_longest
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Literal
 
 import aiohttp
 
-from orchestrator import server_totals
+from orchestrator import baseline, server_totals
 from orchestrator.client import Request, Sampling, closed_loop, connect
 from orchestrator.interrupt import Interrupt
 from orchestrator.plan import ServerSession, Trial
@@ -22,6 +23,8 @@ from orchestrator.records import RequestRecord
 from orchestrator.schema import ArmConfig, Prompt, Suite
 from orchestrator.server_totals import TrialTotals
 from orchestrator.store import ServerFacts, Store
+from orchestrator.telemetry.sampler import Sampler, sampled_gpus
+from orchestrator.telemetry.samples import beside
 from orchestrator.template import ChatTemplate, TemplateFailure
 from runners.base import Runner, ServerFailure, ServerHandle
 
@@ -44,50 +47,54 @@ def measure(
         interrupt.check()
         display.status(f"{arm.name}: {text}")
 
-    on_status("starting the server")
-    handle = runner.start(session.server, directory, on_status)
-    try:
-        ready_s = time.perf_counter() - clock
-        display.note(f"{arm.name}: server ready after {ready_s:.1f} s (start {session.index + 1}, {handle.url})")
-        texts = _texts(arm, handle)
-        for trial in todo:
-            place = (
-                f"{arm.name} · repeat {trial.repeat + 1} of {arm.suite.repeats} · {trial.load.concurrency} in flight"
-            )
-            records: list[RequestRecord] = []
+    with closing(file), Sampler(beside(file.path), sampled_gpus(arm)) as sampler:
+        on_status("starting the server")
+        handle = runner.start(session.server, directory, on_status)
+        try:
+            ready_s = time.perf_counter() - clock
+            display.note(f"{arm.name}: server ready after {ready_s:.1f} s (start {session.index + 1}, {handle.url})")
+            sampler.watch(handle.pids)
+            sampler.synchronize()
+            ceiling = None if arm.drafter.speculates else baseline.find(handle.identity, sampler.gpus)
+            texts = _texts(arm, handle)
+            for trial in todo:
+                place = f"{arm.name} · repeat {trial.repeat + 1} of {arm.suite.repeats} · {trial.load.concurrency} in flight"
+                records: list[RequestRecord] = []
 
-            def keep(record: RequestRecord, into: list[RequestRecord] = records) -> None:
-                file.append(record)
-                into.append(record)
-                display.advance()
-                if record.outcome in ("error", "truncated") and (failure := runner.failure(handle)):
-                    raise failure
+                def keep(record: RequestRecord, into: list[RequestRecord] = records) -> None:
+                    file.append(record)
+                    into.append(record)
+                    display.advance()
+                    if record.outcome in ("error", "truncated") and (failure := runner.failure(handle)):
+                        raise failure
 
-            try:
-                totals = interrupt.run(_trial(handle, trial, arm, texts, keep, partial(_status, display, place)))
-            except ServerFailure:
-                _raise_if_dead(runner, handle)  # then that is the reason, not what failed because of it
-                raise
-            measured = [record for record in records if record.phase == "measure"]
-            well = all(record.outcome == "ok" for record in measured)
-            if not well:
-                _raise_if_dead(runner, handle)
-            facts = ServerFacts(
-                session_index=session.index,
-                arm=arm.name,
-                command=handle.command,
-                identity=handle.identity,
-                started=started,
-                ready_s=ready_s,
-                peak_memory_bytes=runner.peak_memory_bytes(handle),
-                totals=totals,
-            )
-            store.finish(trial.key, file, len(measured), facts, reusable=well)
-            display.note(trial_line(place, measured))
-    finally:
-        display.status(f"{arm.name}: stopping the server")
-        runner.stop(handle)
-        file.close()
+                sampler.synchronize()
+                try:
+                    totals = interrupt.run(_trial(handle, trial, arm, texts, keep, partial(_status, display, place)))
+                except ServerFailure:
+                    _raise_if_dead(runner, handle)  # then that is the reason, not what failed because of it
+                    raise
+                sampler.synchronize()
+                measured = [record for record in records if record.phase == "measure"]
+                well = all(record.outcome == "ok" for record in measured)
+                if not well:
+                    _raise_if_dead(runner, handle)
+                facts = ServerFacts(
+                    session_index=session.index,
+                    arm=arm.name,
+                    command=handle.command,
+                    identity=handle.identity,
+                    started=started,
+                    ready_s=ready_s,
+                    peak_memory_bytes=runner.peak_memory_bytes(handle),
+                    totals=totals,
+                    ceiling=ceiling,
+                )
+                store.finish(trial.key, file, len(measured), facts, reusable=well, telemetry=sampler.path)
+                display.note(trial_line(place, measured))
+        finally:
+            display.status(f"{arm.name}: stopping the server")
+            runner.stop(handle)
 
 
 def probe(

@@ -4,6 +4,7 @@ A run directory stands alone:
 
     trials.jsonl                      one TrialEntry per finished trial, appended when its last record is on disk
     sessions/00-plain/records.jsonl   request records in the order they ended, warm-up and unfinished trials included
+    sessions/00-plain/telemetry.jsonl what the machine did meanwhile (docs/reference/telemetry.md)
     sessions/00-plain/server.log
 
 The index beside the runs holds one small file per trial key that says which run has it. A later run copies such a trial
@@ -15,13 +16,19 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from orchestrator.baseline import Ceiling
 from orchestrator.records import RECORD_SCHEMA, RecordFile, RequestRecord, read_records
 from orchestrator.server_totals import TrialTotals
+from orchestrator.telemetry import samples, window
+from orchestrator.telemetry.samples import beside
+from orchestrator.telemetry.window import TrialUsage
 
 TRIALS = "trials.jsonl"
 
@@ -43,6 +50,8 @@ class ServerFacts(BaseModel):
     """Up to the end of the trial."""
     totals: TrialTotals | None = None
     """What the server counted over the trial; None where it was not asked."""
+    ceiling: Ceiling | None = None
+    """What bounds the decode speed, of a plain server."""
 
 
 class TrialEntry(BaseModel):
@@ -59,6 +68,10 @@ class TrialEntry(BaseModel):
     server: ServerFacts
     source: str | None = None
     """Run directory it was copied from; None where this run measured it."""
+    telemetry: str | None = None
+    """Telemetry file, relative to the run directory; None for a trial that was measured without."""
+    usage: TrialUsage | None = Field(default=None, exclude=True)
+    """What the trial took of the machine, read from that file by ``load``; never written."""
 
 
 class Found(BaseModel):
@@ -104,6 +117,7 @@ class Store:
         server: ServerFacts,
         source: str | None = None,
         reusable: bool = True,
+        telemetry: Path | None = None,
     ) -> None:
         """Declare a trial finished: its records are forced to disk, then the run and the index learn of it.
 
@@ -112,7 +126,14 @@ class Store:
         """
         file.sync()
         records = str(file.path.relative_to(self.run))
-        entry = TrialEntry(key=key, records=records, count=count, server=server, source=source)
+        entry = TrialEntry(
+            key=key,
+            records=records,
+            count=count,
+            server=server,
+            source=source,
+            telemetry=str(telemetry.relative_to(self.run)) if telemetry else None,
+        )
         with (self.run / TRIALS).open("ab") as trials:
             trials.write(entry.model_dump_json().encode() + b"\n")
             trials.flush()
@@ -136,23 +157,31 @@ class Store:
 
     def adopt(self, found: Found, records: Iterable[RequestRecord], session_index: int, arm: str) -> None:
         """Copy a trial of an earlier run into this one."""
-        source = found.entry.source or os.path.relpath(self.index / found.run, self.run)
-        self._copy(found.entry, records, session_index, arm, source)
+        run = self.index / found.run
+        source = found.entry.source or os.path.relpath(run, self.run)
+        self._copy(run, found.entry, records, session_index, arm, source)
 
     def extend(self, entry: TrialEntry, extra: Iterable[RequestRecord]) -> None:
         """Add records (probes) to a finished trial of this run, as a new file with all of them."""
         records = [*_of_trial(self.run / entry.records, entry.key), *extra]
-        self._copy(entry, records, entry.server.session_index, entry.server.arm, entry.source)
+        self._copy(self.run, entry, records, entry.server.session_index, entry.server.arm, entry.source)
 
     def _copy(
-        self, entry: TrialEntry, records: Iterable[RequestRecord], session_index: int, arm: str, source: str | None
+        self,
+        run: Path,
+        entry: TrialEntry,
+        records: Iterable[RequestRecord],
+        session_index: int,
+        arm: str,
+        source: str | None,
     ) -> None:
         _, file = self.open_session(session_index, arm)
         copied = list(records)
         for record in copied:
             file.append(record)
         well = all(record.outcome == "ok" for record in copied)
-        self.finish(entry.key, file, len(copied), entry.server, source, reusable=well)
+        telemetry = _copy_telemetry(run, entry, copied, beside(file.path))
+        self.finish(entry.key, file, len(copied), entry.server, source, reusable=well, telemetry=telemetry)
         file.close()
 
 
@@ -163,8 +192,23 @@ def load(run: Path) -> tuple[list[TrialEntry], list[RequestRecord]]:
     entries = {
         entry.key: entry for line in lines if line.endswith(b"\n") for entry in [TrialEntry.model_validate_json(line)]
     }
-    records = [record for entry in entries.values() for record in _of_trial(run / entry.records, entry.key)]
-    return list(entries.values()), records
+    records = {key: list(_of_trial(run / entry.records, key)) for key, entry in entries.items()}
+    read = cache(lambda file: samples.read(run / file))  # of a session, that of all its trials
+    used = [
+        entry.model_copy(update={"usage": window.usage(read(entry.telemetry), records[key])})
+        if entry.telemetry and (run / entry.telemetry).exists()
+        else entry
+        for key, entry in entries.items()
+    ]
+    return used, list(chain.from_iterable(records.values()))
+
+
+def _copy_telemetry(run: Path, entry: TrialEntry, records: Iterable[RequestRecord], target: Path) -> Path | None:
+    span = window.span(records)
+    if entry.telemetry is None or span is None or not (run / entry.telemetry).exists():
+        return None
+    samples.copy(run / entry.telemetry, target, *span)
+    return target
 
 
 def _of_trial(path: Path, key: str) -> Iterator[RequestRecord]:

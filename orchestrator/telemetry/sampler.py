@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import orjson
 
+from orchestrator.schema import ArmConfig
 from orchestrator.telemetry.samples import parse
 
 COMMAND = (sys.executable, "-m", "runners.telemetry")
@@ -28,6 +29,13 @@ _ANSWER_S = 2.0
 _POLL_S = 0.0005
 _END_S = 2.0
 _SAID = 500
+
+
+def sampled_gpus(arm: ArmConfig) -> str:
+    """The GPUs that an arm's server uses: of the embedded engine none, whatever the machine has."""
+    if arm.server["engine"] == "embedded":
+        return "none"
+    return ",".join(map(str, arm.node.gpus or range(arm.target.tp_size)))
 
 
 class Sampler:

@@ -49,6 +49,11 @@ class Samples:
         return [(time, line) for time, line in stamped if start - margin <= time <= end + margin]
 
 
+def beside(records: Path) -> Path:
+    """Where the telemetry of a record file lies."""
+    return records.with_name(records.name.replace("records", "telemetry"))
+
+
 def parse(line: bytes) -> Line:
     """A line of the file; empty where it is none."""
     try:
