@@ -58,7 +58,8 @@ def measure(
             ceiling = None if arm.drafter.speculates else baseline.find(handle.identity, sampler.gpus)
             texts = _texts(arm, handle)
             for trial in todo:
-                place = f"{arm.name} · repeat {trial.repeat + 1} of {arm.suite.repeats} · {trial.load.concurrency} in flight"
+                repeat = f"repeat {trial.repeat + 1} of {arm.suite.repeats}"
+                place = f"{arm.name} · {repeat} · {trial.load.concurrency} in flight"
                 records: list[RequestRecord] = []
 
                 def keep(record: RequestRecord, into: list[RequestRecord] = records) -> None:
