@@ -106,14 +106,20 @@ def _load_points(arm: ArmConfig, backwards: bool) -> list[LoadPoint]:
     """The sweep over load, turned round in the second half as the arms are."""
     load = arm.load
     categories = len({prompt.category for prompt in arm.suite.prompts})
+    values: list[tuple[int | None, float | None]] = [(concurrency, None) for concurrency in load.concurrency or ()]
+    values += [(None, rate) for rate in load.rate or ()]
     points = [
         LoadPoint(
+            arrival=load.arrival,
             concurrency=concurrency,
+            rate=rate,
+            endpoint=load.endpoint,
             # Each kind of prompt once, and a full batch: a shape met for the first time would be measured cold.
-            warmup_requests=max(load.warmup_requests, concurrency, categories) if load.warmup_requests else 0,
+            warmup_requests=max(load.warmup_requests, concurrency or 0, categories) if load.warmup_requests else 0,
             request_timeout_s=load.request_timeout_s,
+            stall_timeout_s=load.stall_timeout_s,
         )
-        for concurrency in load.concurrency
+        for concurrency, rate in values
     ]
     return points[::-1] if backwards else points
 

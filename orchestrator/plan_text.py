@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from orchestrator.plan import Plan, unexpected_differences
-from orchestrator.schema import ArmConfig, Experiment
+from orchestrator.schema import ArmConfig, Experiment, Load
 from orchestrator.server_config import start_options
 
 
@@ -33,13 +33,13 @@ def render(experiment: Experiment, plan: Plan, missing: Mapping[str, str]) -> st
         lines.append(f"  {session.arm.name}  key {session.key}  start {' and '.join(starts)}")
         lines.append(f"    {launch_command(session.arm)}")
     lines += ["", "trials, in the order of measurement"]
-    header = ["start", "arm", "repeat", "in flight", "warm-up", "requests", "key"]
+    header = ["start", "arm", "repeat", "load", "warm-up", "requests", "key"]
     rows = [
         [
             str(session.index),
             trial.arm,
             str(trial.repeat),
-            str(trial.load.concurrency),
+            trial.load.shown,
             str(trial.load.warmup_requests),
             str(len(session.arm.suite.prompts)),
             trial.key,
@@ -59,9 +59,15 @@ def _facts(base: ArmConfig, experiment: Experiment) -> list[str]:
         f"verification {base.verification.mode}",
         f"  suite         {suite.name}: {len(suite.prompts)} prompts x {suite.repeats}, at most "
         f"{suite.token_limit(base.target.name)} tokens, temperature {suite.temperature:g}",
-        f"  load          {load.name}: {', '.join(map(str, load.concurrency))} in flight",
+        f"  load          {load.name}: {_points(load)}, endpoint {load.endpoint}",
         f"  order         {experiment.order}, baseline {experiment.baseline}, varies {', '.join(experiment.varies)}",
     ]
+
+
+def _points(load: Load) -> str:
+    if load.concurrency is not None:
+        return f"{', '.join(map(str, load.concurrency))} in flight"
+    return f"{', '.join(f'{rate:g}' for rate in load.rate or ())} requests/s, {load.arrival} arrivals"
 
 
 def _arms(experiment: Experiment) -> list[list[str]]:

@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
-RECORD_SCHEMA = 1
+RECORD_SCHEMA = 2
+"""2: endpoint, late_s, steady and the outcome ``stalled``; records of 1 are read as they are, without them."""
 
-Outcome = Literal["ok", "error", "timeout", "truncated", "cancelled"]
+Outcome = Literal["ok", "error", "timeout", "stalled", "truncated", "cancelled"]
+"""``timeout``: no end in time; ``stalled``: the answer had begun, then no byte came; ``truncated``: it broke off;
+``error``: all else, told by the server or by the connection; ``cancelled``: by this side."""
 
 
 class SpecCounters(BaseModel):
@@ -46,15 +49,21 @@ class RequestRecord(BaseModel):
     """Which server session of the plan served it (order of starts, from 0)."""
     phase: Literal["warmup", "measure", "probe"]
     """``probe``: asked of the plain arm after the measurement, for the margins (``top2``) of a fork; never timed."""
+    endpoint: Literal["generate", "completions", "chat"] = "generate"
     prompt_id: str
     category: str
     prompt_sha256: str
-    """Of the text that was sent, chat template applied."""
+    """Of the text that was sent, chat template applied; of the messages where the server applies it (``chat``)."""
     repeat: int
     sent_wall_time: float
     """Unix time, s."""
     sent_at: float
     """Monotonic client clock, s; comparable inside one trial only."""
+    late_s: float | None = None
+    """Open loop: seconds between the planned time and ``sent_at``."""
+    steady: bool | None = None
+    """The load was full from its first to its last moment (``load/loops.py``); False in the ramps, None where not
+    known."""
     chunks: list[tuple[float, int]]
     """(seconds since ``sent_at``, cumulative completion tokens) per streamed chunk that brought tokens."""
     e2e_s: float | None
@@ -72,6 +81,13 @@ class RequestRecord(BaseModel):
     """None for a server that does not speculate."""
     outcome: Outcome
     error: str | None = None
+
+    @field_validator("record_schema")
+    @classmethod
+    def _is_known(cls, schema: int) -> int:
+        if schema > RECORD_SCHEMA:
+            raise ValueError(f"the record is of schema {schema}, this version reads up to {RECORD_SCHEMA}")
+        return schema
 
     @property
     def ttft_s(self) -> float | None:

@@ -166,7 +166,7 @@ def check_combination(arm: ArmConfig) -> None:
             f"{arm.target.context_length} leaves no room for a prompt beside {limit} new tokens",
             hint=f"raise it, or lower suite.max_new_tokens.{arm.target.name}",
         )
-    load = max(arm.load.concurrency)
+    load = max(arm.load.concurrency or (0,))
     if load > arm.target.max_running_requests:
         raise ConfigError(
             f"load.concurrency={load}",

@@ -78,7 +78,10 @@ def suite(prompts: int = 4, repeats: int = 2, tokens: int = 7) -> Suite:
 
 
 def load(concurrency: tuple[int, ...] = (1,), timeout_s: float = 20.0) -> Load:
-    return Load(name="single", concurrency=concurrency, warmup_requests=1, request_timeout_s=timeout_s)
+    return Load(
+        name="single", arrival="closed", concurrency=concurrency, rate=None, endpoint="generate", warmup_requests=1,
+        request_timeout_s=timeout_s, stall_timeout_s=timeout_s,
+    )  # fmt: skip
 
 
 def comparison(output: Path, *arms: ArmConfig, tag: str = "") -> tuple[Experiment, Plan]:
@@ -94,11 +97,15 @@ def comparison(output: Path, *arms: ArmConfig, tag: str = "") -> tuple[Experimen
         config = experiment.configs[name]
         trials = []
         for repeat in repeats:
-            for concurrency in config.load.concurrency:
+            for concurrency in config.load.concurrency or ():
                 point = LoadPoint(
+                    arrival="closed",
                     concurrency=concurrency,
+                    rate=None,
+                    endpoint=config.load.endpoint,
                     warmup_requests=config.load.warmup_requests,
                     request_timeout_s=config.load.request_timeout_s,
+                    stall_timeout_s=config.load.stall_timeout_s,
                 )
                 key = f"{tag}{name}-c{concurrency}-r{repeat}"
                 trials.append(Trial(key, name, index, repeat, point, position))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from orchestrator.schema.base import Model, Name, Strings
 
@@ -73,27 +73,61 @@ class Suite(Model):
         return self.max_new_tokens.get(target, self.max_new_tokens["default"])
 
 
+Endpoint = Literal["generate", "completions", "chat"]
+Arrival = Literal["closed", "constant", "poisson"]
+
+
 class Load(Model):
-    """Closed loop: ``concurrency`` requests are kept in flight until the suite is through."""
+    """How the prompts of a suite are sent. Each load point is one pass over the suite per repeat.
+
+    Closed loop: ``concurrency`` requests are kept in flight. Open loop: ``rate`` requests/s are sent, at equal gaps
+    (``constant``) or at random (``poisson``), however many are in flight.
+    """
 
     name: Name
-    concurrency: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False, min_length=1)]
-    """Load points; each is one pass over the suite per repeat."""
+    arrival: Arrival
+    concurrency: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False, min_length=1)] | None
+    """Load points of the closed loop."""
+    rate: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(strict=False, min_length=1)] | None
+    """Load points of the open loop, requests/s."""
+    endpoint: Endpoint
+    """``generate``: SGLang's own; ``completions`` and ``chat``: OpenAI's; for ``chat`` the server renders."""
     warmup_requests: Annotated[int, Field(ge=0)]
     """Requests sent before each trial and not counted. Above 0: at least a full batch, and one of each category."""
     request_timeout_s: Annotated[float, Field(gt=0)]
+    stall_timeout_s: Annotated[float, Field(gt=0)]
+    """A request is given up when no byte came for so long after its answer had begun."""
 
-    @field_validator("concurrency")
+    @field_validator("concurrency", "rate")
     @classmethod
-    def _points_are_unique(cls, points: tuple[int, ...]) -> tuple[int, ...]:
-        if len(set(points)) != len(points):
+    def _points_are_unique(cls, points: tuple[float, ...] | None) -> tuple[float, ...] | None:
+        if points is not None and len(set(points)) != len(points):
             raise ValueError("a load point occurs twice")
         return points
 
+    @model_validator(mode="after")
+    def _one_kind_of_points(self) -> Self:
+        needed, other = ("concurrency", "rate") if self.arrival == "closed" else ("rate", "concurrency")
+        loops = "load=single and load=concurrency are closed loops, load=rate is an open one"
+        if getattr(self, other) is not None:
+            raise ValueError(f"arrival={self.arrival} does not use {other}, so {other} must be null; {loops}")
+        if getattr(self, needed) is None:
+            raise ValueError(f"arrival={self.arrival} needs {needed}; {loops}")
+        return self
+
 
 class LoadPoint(Model):
-    """One value of the sweep over load."""
+    """One value of the sweep over load: ``concurrency`` of a closed loop, or else ``rate`` of an open one."""
 
-    concurrency: int
+    arrival: Arrival
+    concurrency: int | None
+    rate: float | None
+    endpoint: Endpoint
     warmup_requests: int
     request_timeout_s: float
+    stall_timeout_s: float
+
+    @property
+    def shown(self) -> str:
+        """For people: ``8 in flight`` or ``2.5/s poisson``."""
+        return f"{self.concurrency} in flight" if self.rate is None else f"{self.rate:g}/s {self.arrival}"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from orchestrator.records import RequestRecord
+from orchestrator.records import RECORD_SCHEMA, RequestRecord
 from orchestrator.store import ServerFacts, Store, load
 from tests.record_factory import record
 
@@ -74,7 +74,7 @@ def test_an_index_entry_whose_records_are_gone_or_short_counts_as_not_measured(t
 def test_an_index_entry_of_another_version_counts_as_not_measured(tmp_path: Path) -> None:
     measure(tmp_path / "one")
     entry = tmp_path / "index/k1.json"
-    entry.write_text(entry.read_text().replace('"record_schema":1', '"record_schema":0'))
+    entry.write_text(entry.read_text().replace(f'"record_schema":{RECORD_SCHEMA}', '"record_schema":0'))
     store = Store(tmp_path / "two", tmp_path / "index")
     assert store.find("k1") is None
     entry.write_text('{"from": "another program"}')

@@ -1,0 +1,109 @@
+"""What measuring cost this process, and whether it was quick enough to be believed.
+
+Late stamps come from two things: a core that has nothing left to give, and a loop that is busy elsewhere when bytes
+arrive. The first shows in CPU time, the second in how late a periodic timer is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict
+
+from orchestrator import metrics
+from orchestrator.load.http import clock
+from orchestrator.load.timer import Timer
+from orchestrator.records import RequestRecord
+
+PERIOD_S = 0.02
+BUSY_SHARE = 0.8
+"""Of one core, from which the client counts as the bottleneck."""
+LAG_S = 1e-3
+LAG_SHARE = 0.1
+"""Of the median gap between chunks: a lag above both moves what is measured."""
+
+
+class ClientUsage(BaseModel):
+    """The client while it measured one trial."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    wall_s: float
+    cpu_s: float
+    """CPU time of this process, all threads."""
+    loop_cpu_s: float
+    """CPU time of the thread that runs the event loop."""
+    lag_p99_s: float
+    """How late a timer of every 20 ms was called; of a blocked loop every call that was due meanwhile counts."""
+    lag_max_s: float
+    chunk_gap_p50_s: float | None
+    """Median gap between chunks of one request, for scale; None without two chunks."""
+    late_p99_s: float | None = None
+    """Open loop: how late requests were sent."""
+    late_max_s: float | None = None
+
+    @property
+    def cpu_share(self) -> float:
+        """CPU time of the process per second, in cores."""
+        return self.cpu_s / self.wall_s if self.wall_s else 0.0
+
+    @property
+    def bottleneck(self) -> str | None:
+        """Why the client, and not the server, may have set the pace; None where it had time to spare."""
+        if self.cpu_share > BUSY_SHARE:
+            return f"it used {self.cpu_share:.0%} of a core"
+        gap = self.chunk_gap_p50_s
+        if gap is not None and self.lag_p99_s > max(LAG_S, LAG_SHARE * gap):
+            late, every = 1000 * self.lag_p99_s, 1000 * gap
+            return f"its event loop was up to {late:.1f} ms late (p99), with a chunk every {every:.1f} ms"
+        return None
+
+
+class Watch:
+    """Measures the process while its block runs; needs a running loop."""
+
+    def __enter__(self) -> Self:
+        self._lags: list[float] = []
+        self._timer = Timer(self._tick)
+        self._wall, self._cpu, self._thread = clock(), time.process_time(), time.thread_time()
+        self._due = self._wall + PERIOD_S
+        self._timer.at(self._due)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._note(clock())
+        self._timer.close()
+        self._wall, self._cpu = clock() - self._wall, time.process_time() - self._cpu
+        self._thread = time.thread_time() - self._thread
+
+    def usage(self, records: Iterable[RequestRecord]) -> ClientUsage:
+        """After the block; ``records`` are those that were measured in it."""
+        measured = list(records)
+        gaps = sorted(gap for record in measured for gap, _ in metrics.inter_token_gaps(record))
+        late = sorted(record.late_s for record in measured if record.late_s is not None)
+        lags = sorted(self._lags)
+        return ClientUsage(
+            wall_s=self._wall,
+            cpu_s=self._cpu,
+            loop_cpu_s=self._thread,
+            lag_p99_s=_percentile(lags, 99) or 0.0,
+            lag_max_s=lags[-1] if lags else 0.0,
+            chunk_gap_p50_s=_percentile(gaps, 50),
+            late_p99_s=_percentile(late, 99),
+            late_max_s=late[-1] if late else None,
+        )
+
+    def _tick(self) -> None:
+        self._note(clock())
+        self._timer.at(self._due)
+
+    def _note(self, now: float) -> None:
+        while self._due <= now:
+            self._lags.append(now - self._due)
+            self._due += PERIOD_S
+
+
+def _percentile(ordered: Sequence[float], q: float) -> float | None:
+    return metrics.percentile(ordered, q) if ordered else None
