@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from orchestrator.acceptance import Acceptance
+from orchestrator.evidence import Evidence
 from orchestrator.lossless import Lossless
 from orchestrator.metrics import Metrics
 from orchestrator.stats import PairedRatio
@@ -63,6 +64,8 @@ class Point(_Frozen):
     """End-to-end throughput over the plain arm's, paired by prompt; None for the plain arm itself."""
     decode_speedup: PairedRatio | None
     speedup_by_category: dict[str, PairedRatio]
+    evidence: Evidence | None = None
+    """Intervals of the figures above, and how steady the run was."""
 
 
 class Memory(_Frozen):

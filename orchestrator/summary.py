@@ -8,15 +8,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
-from orchestrator import acceptance, lossless, metrics
+from orchestrator import acceptance, evidence, lossless, metrics
 from orchestrator.facts import ArmFacts, Facts, TrialFacts
 from orchestrator.findings.judge import judge
 from orchestrator.masking import mask, mask_command
 from orchestrator.records import RequestRecord
 from orchestrator.results import Arm, Memory, Point, PromptCell, PromptRow, Summary
-from orchestrator.stats import Observation, PairedRatio, paired_ratio
+from orchestrator.stats import PairedRatio, Restarts, paired_ratio
 
 
 def summarize(records: Iterable[RequestRecord], facts: Facts) -> Summary:
@@ -85,13 +84,20 @@ def _arm(
 
 
 def _points(name: str, by_arm: Mapping[str, list[RequestRecord]], facts: Facts) -> list[Point]:
-    loads = _by_load(by_arm.get(name, []), facts)
-    plain = _by_load(by_arm.get(facts.baseline, []), facts) if facts.baseline and name != facts.baseline else {}
-    ordered = sorted(loads, key=lambda load: (load.concurrency is None, load.concurrency or 0, load.load))
-    return [_point(load, loads[load], plain.get(load), facts) for load in ordered]
+    arms = {arm: _by_load(records, facts) for arm, records in by_arm.items()}
+    ordered = sorted(arms.get(name, {}), key=lambda load: (load.concurrency is None, load.concurrency or 0, load.load))
+    return [
+        _point(name, load, {arm: loads[load] for arm, loads in arms.items() if load in loads}, facts)
+        for load in ordered
+    ]
 
 
-def _point(load: TrialFacts, records: list[RequestRecord], plain: list[RequestRecord] | None, facts: Facts) -> Point:
+def _point(name: str, load: TrialFacts, arms: Mapping[str, list[RequestRecord]], facts: Facts) -> Point:
+    """``arms``: requests of every arm under this load."""
+    records = arms[name]
+    plain = arms.get(facts.baseline or "") if name != facts.baseline else None
+    restarts = evidence.restarts(arms, facts.comparison, evidence.whole)
+    decode_restarts = evidence.restarts(arms, facts.comparison, evidence.decode)
     ok = metrics.measured(records)
     groups = _by_category(ok)
     plain_groups = _by_category(metrics.measured(plain or []))
@@ -103,35 +109,25 @@ def _point(load: TrialFacts, records: list[RequestRecord], plain: list[RequestRe
         n_prompts=len({record.prompt_id for record in ok}),
         repeats=len({record.repeat for record in ok}),
         metrics=metrics.compute(records),
-        output_tok_s=_rate(map(_whole, ok)),
-        decode_tok_s=_rate(map(_decode, ok)),
+        output_tok_s=_rate(map(evidence.whole, ok)),
+        decode_tok_s=_rate(map(evidence.decode, ok)),
         system_tok_s=_system_tok_s(ok),
-        tok_s_by_category={category: rate for category, group in groups.items() if (rate := _rate(map(_whole, group)))},
+        tok_s_by_category={
+            category: rate for category, group in groups.items() if (rate := _rate(map(evidence.whole, group)))
+        },
         tok_s_range=(min(rates), max(rates)) if rates else None,
         step_ms=_step_ms(ok),
         acceptance=acceptance.pooled(drafts),
         acceptance_by_category=acceptance.by_category(drafts),
-        speedup=_speedup(ok, plain, facts, _whole),
-        decode_speedup=_speedup(ok, plain, facts, _decode),
+        speedup=_speedup(ok, plain, facts, evidence.whole, restarts),
+        decode_speedup=_speedup(ok, plain, facts, evidence.decode, decode_restarts),
         speedup_by_category={
             category: ratio
             for category, group in groups.items()
-            if (ratio := _speedup(group, plain_groups.get(category), facts, _whole)) is not None
+            if (ratio := _speedup(group, plain_groups.get(category), facts, evidence.whole, restarts)) is not None
         },
+        evidence=evidence.evidence(ok, facts.comparison, restarts),
     )
-
-
-def _whole(record: RequestRecord) -> tuple[int, float]:
-    """(output tokens, seconds) of the whole request; zeros where it has none."""
-    return record.completion_tokens or 0, record.e2e_s or 0.0
-
-
-def _decode(record: RequestRecord) -> tuple[int, float]:
-    """(tokens, seconds) after the first chunk."""
-    if len(record.chunks) < 2:
-        return 0, 0.0
-    (first_s, first_tokens), (last_s, last_tokens) = record.chunks[0], record.chunks[-1]
-    return last_tokens - first_tokens, last_s - first_s
 
 
 def _rate(spans: Iterable[tuple[int, float]]) -> float | None:
@@ -143,7 +139,7 @@ def _step_ms(records: Sequence[RequestRecord]) -> float | None:
     """Time after the first chunk per verification step, or per token where the server does not speculate, ms."""
     steps, seconds = 0, 0.0
     for record in records:
-        tokens, span = _decode(record)
+        tokens, span = evidence.decode(record)
         if tokens:
             steps += record.spec.spec_verify_ct if record.spec else tokens
             seconds += span
@@ -161,18 +157,16 @@ def _system_tok_s(records: Sequence[RequestRecord]) -> float | None:
 
 
 def _speedup(
-    records: Sequence[RequestRecord], plain: Sequence[RequestRecord] | None, facts: Facts, span: Any
+    records: Sequence[RequestRecord],
+    plain: Sequence[RequestRecord] | None,
+    facts: Facts,
+    span: evidence.Span,
+    restarts: Restarts | None = None,
 ) -> PairedRatio | None:
     if not plain:
         return None
-
-    def observations(group: Sequence[RequestRecord]) -> list[Observation]:
-        return [
-            Observation(facts.comparison, record.prompt_id, record.repeat, *span(record))
-            for record in metrics.measured(group)
-        ]
-
-    return paired_ratio(observations(records), observations(plain))
+    ours, theirs = (evidence.observations(group, facts.comparison, span) for group in (records, plain))
+    return paired_ratio(ours, theirs, restarts)
 
 
 def _prompts(by_arm: Mapping[str, list[RequestRecord]], facts: Facts) -> list[PromptRow]:
@@ -204,7 +198,7 @@ def _cell(records: list[RequestRecord], plain: list[RequestRecord], arm: str, fa
     first = min(records, key=lambda record: record.repeat)
     rates = [rate for record in records if (rate := metrics.request_tok_s(record)) is not None]
     drafts = acceptance.pooled(acceptance.independent(records, facts.temperature))
-    paired = _speedup(records, plain, facts, _whole) if arm != facts.baseline else None
+    paired = _speedup(records, plain, facts, evidence.whole) if arm != facts.baseline else None
     repeated, grams = metrics.ngram_counts(first.output_ids)
     identical = None
     if facts.temperature == 0 and plain and arm != facts.baseline:
