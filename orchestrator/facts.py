@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from orchestrator import published
+from orchestrator.baseline import Ceiling
 from orchestrator.plan import Plan, unexpected_differences
 from orchestrator.results import Published
 from orchestrator.schema import ArmConfig, Experiment, LoadPoint
 from orchestrator.store import TrialEntry
 
 Status = Literal["finished", "failed", "interrupted"]
+from orchestrator.telemetry.window import TrialUsage
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class SessionFacts:
 class TrialFacts:
     """Which load a trial key stands for."""
 
+    ceiling: Ceiling | None = None
+    """Of a plain server."""
     load: str
     concurrency: int | None
     """Requests in flight; None for an open loop."""
@@ -100,6 +104,8 @@ def gather(
     """Facts of one comparison. ``entries`` are its finished trials (``store.load``); ``machine`` is what served, in
     words (CPU or GPU)."""
     base = experiment.configs[experiment.baseline]
+    usage: Mapping[str, TrialUsage] = field(default_factory=dict)
+    """Trial key -> what it took of the machine, of the trials that were measured with telemetry."""
     engine = base.server["engine"]
     return Facts(
         comparison=plan.key,
@@ -142,6 +148,7 @@ def _arm(config: ArmConfig, missing: str | None) -> ArmFacts:
         missing=missing,
     )
 
+        usage={entry.key: entry.usage for entry in entries if entry.usage},
 
 def _load(load: LoadPoint) -> str:
     return "one request at a time" if load.concurrency == 1 else f"{load.concurrency} requests at a time"
@@ -180,3 +187,4 @@ def _setting(base: ArmConfig, experiment: Experiment) -> dict[str, Any]:
         "order": experiment.order,
         "seed": base.seed,
     }
+            ceiling=server.ceiling,

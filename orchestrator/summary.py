@@ -10,12 +10,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from orchestrator import acceptance, evidence, lossless, metrics
-from orchestrator.facts import ArmFacts, Facts, TrialFacts
+from orchestrator.facts import ArmFacts, Facts, SessionFacts, TrialFacts
 from orchestrator.findings.judge import judge
 from orchestrator.masking import mask, mask_command
 from orchestrator.records import RequestRecord
 from orchestrator.results import Arm, Memory, Point, PromptCell, PromptRow, Summary
 from orchestrator.stats import PairedRatio, Restarts, paired_ratio
+from orchestrator.telemetry.pool import pool
 
 
 def summarize(records: Iterable[RequestRecord], facts: Facts) -> Summary:
@@ -62,7 +63,7 @@ def _arm(
     arm: ArmFacts, by_arm: Mapping[str, list[RequestRecord]], check: lossless.Lossless | None, facts: Facts
 ) -> Arm:
     sessions = [session for session in facts.sessions if session.arm == arm.name]
-    peaks = [session.peak_memory_bytes for session in sessions if session.peak_memory_bytes is not None]
+    points = _points(arm.name, by_arm, facts)
     return Arm(
         name=arm.name,
         baseline=arm.name == facts.baseline,
@@ -74,13 +75,23 @@ def _arm(
         dynamic_window=arm.dynamic_window,
         lossy=arm.lossy,
         overrides=list(arm.overrides),
-        points=_points(arm.name, by_arm, facts),
+        points=points,
         lossless=check,
-        memory=Memory(kind=facts.memory_kind, peak_bytes=max(peaks)) if peaks else None,
+        memory=_memory(sessions, points, facts),
         sessions=len(sessions),
         command=mask_command(sessions[0].command) if sessions else [],
         identity=mask(sessions[0].identity) if sessions else {},
+        ceiling=next((session.ceiling for session in sessions if session.ceiling), None),
     )
+
+
+def _memory(sessions: Sequence[SessionFacts], points: Sequence[Point], facts: Facts) -> Memory | None:
+    """What the runner saw since the start; of a GPU, which no runner watches, the peak of the trials' samples."""
+    peaks: list[float] = [one.peak_memory_bytes for one in sessions if one.peak_memory_bytes is not None]
+    if not peaks and facts.memory_kind == "vram":
+        used = (point.usage.vram_server_bytes or point.usage.vram_peak_bytes for point in points if point.usage)
+        peaks = [peak for peak in used if peak is not None]
+    return Memory(kind=facts.memory_kind, peak_bytes=int(max(peaks))) if peaks else None
 
 
 def _points(name: str, by_arm: Mapping[str, list[RequestRecord]], facts: Facts) -> list[Point]:
@@ -129,6 +140,7 @@ def _point(name: str, load: TrialFacts, arms: Mapping[str, list[RequestRecord]],
         evidence=evidence.evidence(ok, facts.comparison, restarts),
     )
 
+        usage=pool([facts.usage[key] for key in dict.fromkeys(r.trial_key for r in records) if key in facts.usage]),
 
 def _rate(spans: Iterable[tuple[int, float]]) -> float | None:
     pairs = [(tokens, seconds) for tokens, seconds in spans if tokens > 0 and seconds > 0]
