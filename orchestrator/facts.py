@@ -15,9 +15,9 @@ from orchestrator.plan import Plan, unexpected_differences
 from orchestrator.results import Published
 from orchestrator.schema import ArmConfig, Experiment, LoadPoint
 from orchestrator.store import TrialEntry
+from orchestrator.telemetry.window import TrialUsage
 
 Status = Literal["finished", "failed", "interrupted"]
-from orchestrator.telemetry.window import TrialUsage
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class SessionFacts:
     command: list[str]
     identity: dict[str, Any]
     peak_memory_bytes: int | None
+    ceiling: Ceiling | None = None
+    """Of a plain server."""
 
 
 @dataclass(frozen=True)
 class TrialFacts:
     """Which load a trial key stands for."""
 
-    ceiling: Ceiling | None = None
-    """Of a plain server."""
     load: str
     concurrency: int | None
     """Requests in flight; None for an open loop."""
@@ -91,6 +91,8 @@ class Facts:
     """Tag shared by the comparisons of one multirun."""
     sources: Sequence[str] = ("",)
     """Runs that measured the trials; the empty one is this run."""
+    usage: Mapping[str, TrialUsage] = field(default_factory=dict)
+    """Trial key -> what it took of the machine, of the trials that were measured with telemetry."""
 
 
 def gather(
@@ -104,8 +106,6 @@ def gather(
     """Facts of one comparison. ``entries`` are its finished trials (``store.load``); ``machine`` is what served, in
     words (CPU or GPU)."""
     base = experiment.configs[experiment.baseline]
-    usage: Mapping[str, TrialUsage] = field(default_factory=dict)
-    """Trial key -> what it took of the machine, of the trials that were measured with telemetry."""
     engine = base.server["engine"]
     return Facts(
         comparison=plan.key,
@@ -130,6 +130,7 @@ def gather(
         unfair=unexpected_differences(experiment),
         sweep=experiment.sweep,
         sources=sorted({entry.source or "" for entry in entries}),
+        usage={entry.key: entry.usage for entry in entries if entry.usage},
     )
 
 
@@ -148,7 +149,6 @@ def _arm(config: ArmConfig, missing: str | None) -> ArmFacts:
         missing=missing,
     )
 
-        usage={entry.key: entry.usage for entry in entries if entry.usage},
 
 def _load(load: LoadPoint) -> str:
     return "one request at a time" if load.concurrency == 1 else f"{load.concurrency} requests at a time"
@@ -166,6 +166,7 @@ def _sessions(entries: Sequence[TrialEntry]) -> list[SessionFacts]:
             command=server.command,
             identity=server.identity,
             peak_memory_bytes=max(peaks, default=None),
+            ceiling=server.ceiling,
         )
     return [starts[key] for key in sorted(starts)]
 
@@ -187,4 +188,3 @@ def _setting(base: ArmConfig, experiment: Experiment) -> dict[str, Any]:
         "order": experiment.order,
         "seed": base.seed,
     }
-            ceiling=server.ceiling,

@@ -11,17 +11,17 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from orchestrator.baseline import Ceiling
 from orchestrator.acceptance import Acceptance
+from orchestrator.baseline import Ceiling
 from orchestrator.evidence import Evidence
 from orchestrator.lossless import Lossless
 from orchestrator.metrics import Metrics
 from orchestrator.stats import PairedRatio
+from orchestrator.telemetry.pool import Usage
 
 SUMMARY_SCHEMA = 1
 
 Severity = Literal["error", "warning", "note"]
-from orchestrator.telemetry.pool import Usage
 
 
 class _Frozen(BaseModel):
@@ -64,12 +64,12 @@ class Point(_Frozen):
     acceptance_by_category: dict[str, Acceptance]
     speedup: PairedRatio | None
     """End-to-end throughput over the plain arm's, paired by prompt; None for the plain arm itself."""
-    usage: Usage | None = None
-    """What its trials took of the machine; None where none was measured with telemetry."""
     decode_speedup: PairedRatio | None
     speedup_by_category: dict[str, PairedRatio]
     evidence: Evidence | None = None
     """Intervals of the figures above, and how steady the run was."""
+    usage: Usage | None = None
+    """What its trials took of the machine; None where none was measured with telemetry."""
 
 
 class Memory(_Frozen):
@@ -106,6 +106,9 @@ class Arm(_Frozen):
     sessions: int
     """Server starts that served it."""
     command: list[str]
+    """What started its server."""
+    identity: dict[str, Any]
+    """What the server said of itself."""
     ceiling: Ceiling | None = None
     """What bounds the decode speed of a plain arm; None for one that speculates."""
 
@@ -114,10 +117,6 @@ class Arm(_Frozen):
         """Decode speed of one sequence over what the memory bandwidth allows at most, at the headline load point."""
         most = self.ceiling.tok_s if self.ceiling else None
         return self.point.decode_tok_s / most if most and self.point and self.point.decode_tok_s else None
-
-    """What started its server."""
-    identity: dict[str, Any]
-    """What the server said of itself."""
 
     @property
     def point(self) -> Point | None:

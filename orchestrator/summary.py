@@ -138,9 +138,9 @@ def _point(name: str, load: TrialFacts, arms: Mapping[str, list[RequestRecord]],
             if (ratio := _speedup(group, plain_groups.get(category), facts, evidence.whole, restarts)) is not None
         },
         evidence=evidence.evidence(ok, facts.comparison, restarts),
+        usage=pool([facts.usage[key] for key in dict.fromkeys(r.trial_key for r in records) if key in facts.usage]),
     )
 
-        usage=pool([facts.usage[key] for key in dict.fromkeys(r.trial_key for r in records) if key in facts.usage]),
 
 def _rate(spans: Iterable[tuple[int, float]]) -> float | None:
     pairs = [(tokens, seconds) for tokens, seconds in spans if tokens > 0 and seconds > 0]
