@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.metrics import percentile
+from orchestrator.report import evidence
 from orchestrator.results import Arm, Point, Summary
 from orchestrator.stats import PairedRatio
 
@@ -46,15 +47,15 @@ def rows(summary: Summary) -> list[Row]:
 
     base = summary.baseline.name if summary.baseline else "plain"
     add("Speed", f"speedup over {base} [95%]", lambda arm, p: _speedup(arm, p.speedup), True, "speedup")
-    add("Speed", "output tok/s", lambda _, p: number(p.output_tok_s, 1), True, "tok/s")
+    add("Speed", "output tok/s", evidence.output_tok_s, True, "tok/s")
     for category in categories(summary):
         add("Speed", f"  {category}", _category_speed(category))
     add("Speed", "speedup after prefill", lambda arm, p: ratio(p.decode_speedup))
-    add("Speed", "TTFT p50, ms", lambda _, p: ms(p.metrics.ttft_s.p50, 0))
-    add("Speed", "TPOT p50, ms", lambda _, p: ms(p.metrics.tpot_s.p50, 1))
+    add("Speed", "TTFT p50, ms", evidence.ttft_ms)
+    add("Speed", "TPOT p50, ms", evidence.tpot_ms)
     add("Speed", "ms per verification step", lambda _, p: number(p.step_ms, 1), brief="ms/step")
     add("Speed", "  relative to a plain step", lambda _, p: number(step_cost(summary, p), 2))
-    add("Acceptance", "acceptance length tau", _drafts("tau"), True, "tau")
+    add("Acceptance", "acceptance length tau", evidence.tau, True, "tau")
     add("Acceptance", "  mean of requests", _drafts("tau_mean_of_requests"))
     for category in categories(summary):
         add("Acceptance", f"  {category}", _category_tau(category))
@@ -69,7 +70,8 @@ def rows(summary: Summary) -> list[Row]:
     add("Output", "requests that failed", lambda _, p: counts(failures(p)))
     add("Output", "repeated 4-grams", lambda _, p: percent(p.metrics.repeated_4grams))
     add("Memory", "peak, GiB", lambda arm, _: memory(arm), brief="peak GiB")
-    add("Evidence", "prompts x repeats", lambda _, p: f"{p.n_prompts} x {p.repeats}")
+    for label, cell in evidence.ROWS:
+        add("Evidence", label, cell)
     return result
 
 
@@ -105,9 +107,10 @@ def _by_arm(summary: Summary) -> Table:
     for row in shown:
         table.add_column(Text(row.brief, style="bold" if row.headline else ""), justify="right")
     for place, arm in enumerate(summary.arms):
-        table.add_row(
-            Text(arm.name, style="dim" if arm.missing else "bold"), *(Text(row.cells[place]) for row in shown)
-        )
+        cells = [row.cells[place] for row in shown]
+        # A line holds one interval, that of the speedup.
+        cells[1:] = map(evidence.without_interval, cells[1:])
+        table.add_row(Text(arm.name, style="dim" if arm.missing else "bold"), *map(Text, cells))
     return table
 
 
@@ -147,7 +150,11 @@ def headline(summary: Summary) -> str:
         return f"Only {base.name} was measured."
     parts = ", ".join(f"{arm.name} {ratio(speedup, 'x')}" for arm, speedup in found[:3])
     more = f", {len(found) - 3} more below that" if len(found) > 3 else ""
-    return f"Output speed relative to {base.name}: {parts}{more} (95% interval over {found[0][1].n_prompts} prompts)."
+    best = found[0][1]
+    starts = "and server starts" if best.over_starts else "only, not over server starts"
+    return (
+        f"Output speed relative to {base.name}: {parts}{more} (95% interval over {best.n_prompts} prompts {starts})."
+    )
 
 
 def ranking(summary: Summary) -> list[tuple[Arm, PairedRatio]]:
@@ -227,10 +234,6 @@ def spread(lengths: list[int]) -> str:
 
 def failures(point: Point) -> dict[str, int]:
     return {outcome: count for outcome, count in point.metrics.outcomes.items() if outcome != "ok"}
-
-
-def ms(seconds: float | None, digits: int) -> str:
-    return ABSENT if seconds is None else f"{1000 * seconds:.{digits}f}"
 
 
 def memory(arm: Arm) -> str:

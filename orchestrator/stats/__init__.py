@@ -5,7 +5,7 @@ acceptance, so it adds timing and nothing else. What a second server start adds 
 benchmarks/statistics measures how often these intervals hold a known truth.
 """
 
-from orchestrator.stats.drift import drift_over_run
+from orchestrator.stats.drift import drift_over_run, drifts
 from orchestrator.stats.intervals import LEVEL, POWER, Estimate, clustered_median, mean_interval, ratio_of_sums
 from orchestrator.stats.observation import Observation
 from orchestrator.stats.paired import PairedRatio, paired_ratio, start_weights
@@ -21,6 +21,7 @@ __all__ = [
     "between_starts",
     "clustered_median",
     "drift_over_run",
+    "drifts",
     "mean_interval",
     "paired_ratio",
     "ratio_of_sums",

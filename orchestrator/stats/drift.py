@@ -9,6 +9,10 @@ from collections.abc import Sequence
 from orchestrator.stats.intervals import Estimate, mean_interval
 from orchestrator.stats.observation import Observation, by_pair
 
+THRESHOLD = 1.02
+"""Drift that counts. On a machine at rest, with starts up to 1% apart, the whole interval lies beyond it in at most 3%
+of runs (benchmarks/statistics). An interval that leaves 1 would not do as a rule: a restart is enough for that."""
+
 
 def drift_over_run(observations: Sequence[Observation]) -> Estimate | None:
     """Throughput in the second half of an arm's repeats over that in the first half, paired by prompt.
@@ -36,3 +40,10 @@ def drift_over_run(observations: Sequence[Observation]) -> Estimate | None:
         high=None if width is None else math.exp(mean + width),
         n=len(logs),
     )
+
+
+def drifts(found: Estimate | None) -> bool:
+    """Whether the arm's speed has certainly changed by more than `THRESHOLD`: the whole interval lies beyond it."""
+    if found is None or found.low is None or found.high is None:
+        return False
+    return found.low > THRESHOLD or found.high < 1 / THRESHOLD
