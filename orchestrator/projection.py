@@ -15,6 +15,7 @@ from typing import Any
 from orchestrator.masking import mask_command
 from orchestrator.report import table
 from orchestrator.results import Arm, Point, Summary
+from orchestrator.telemetry.names import figures
 
 Metrics = dict[str, float | None]
 
@@ -122,6 +123,11 @@ def arm_metrics(arm: Arm) -> Metrics:
     metrics = {**_speed(arm.point), **_acceptance(arm.point)}
     if arm.memory:
         metrics[f"memory/peak_{arm.memory.kind}_gib"] = arm.memory.gib
+    if arm.point.usage:
+        metrics |= figures(arm.point.usage)
+    if arm.ceiling and arm.ceiling.tok_s:
+        metrics["baseline/ceiling_tok_s"] = arm.ceiling.tok_s
+        metrics["baseline/bandwidth_share"] = arm.bandwidth_share
     if arm.lossless and arm.lossless.compared:
         metrics["output/identical_share"] = arm.lossless.identical / arm.lossless.compared
         metrics["output/forks"] = len(arm.lossless.forks)
@@ -142,6 +148,7 @@ def arm_curves(arm: Arm) -> Iterator[tuple[int, Metrics]]:
             "by_concurrency/acceptance_length": point.acceptance.tau if point.acceptance else None,
             "by_concurrency/ttft_p50_ms": _ms(point.metrics.ttft_s.p50),
             "by_concurrency/tpot_p50_ms": _ms(point.metrics.tpot_s.p50),
+            "by_concurrency/joules_per_output_token": point.usage.energy_per_token_j if point.usage else None,
         }
         yield point.concurrency, metrics
 

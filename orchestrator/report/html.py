@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from orchestrator.report import plots, table
+from orchestrator.report import machine, plots, table
 from orchestrator.results import Arm, Published, Summary
 
 _HERE = Path(__file__).resolve().parent
@@ -51,6 +51,7 @@ def render(summary: Summary, drawn: list[plots.Plot]) -> str:
         published=[(source, _published(source)) for source in summary.published],
         tag=table.EMBEDDED_TAG if summary.embedded else None,
         lossless=table.lossless,
+        trials=machine.trials(summary),
     )
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.metrics import percentile
-from orchestrator.report import evidence
+from orchestrator.report import evidence, machine
 from orchestrator.results import Arm, Point, Summary
 from orchestrator.stats import PairedRatio
 
@@ -70,6 +70,8 @@ def rows(summary: Summary) -> list[Row]:
     add("Output", "requests that failed", lambda _, p: counts(failures(p)))
     add("Output", "repeated 4-grams", lambda _, p: percent(p.metrics.repeated_4grams))
     add("Memory", "peak, GiB", lambda arm, _: memory(arm), brief="peak GiB")
+    for row in machine.ROWS:
+        add(row.section, row.label, row.cell, brief=row.brief)
     for label, cell in evidence.ROWS:
         add("Evidence", label, cell)
     return result
@@ -152,9 +154,7 @@ def headline(summary: Summary) -> str:
     more = f", {len(found) - 3} more below that" if len(found) > 3 else ""
     best = found[0][1]
     starts = "and server starts" if best.over_starts else "only, not over server starts"
-    return (
-        f"Output speed relative to {base.name}: {parts}{more} (95% interval over {best.n_prompts} prompts {starts})."
-    )
+    return f"Output speed relative to {base.name}: {parts}{more} (95% interval over {best.n_prompts} prompts {starts})."
 
 
 def ranking(summary: Summary) -> list[tuple[Arm, PairedRatio]]:

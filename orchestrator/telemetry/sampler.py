@@ -74,19 +74,20 @@ class Sampler:
         self._tell({"watch": list(pids)})
 
     def synchronize(self) -> None:
-        """Have a sample taken now, and relate the sampler's clock to this process' (the one that stamps requests).
+        """Have a sample taken now, and relate the sampler's clock to the one that stamps requests.
 
-        The sampler's clock was read between sending and receiving, so the error is at most half of that.
+        That is ``time.perf_counter`` of this process. The sampler's clock was read between sending and receiving, so
+        the error is at most half of that.
         """
         self._count += 1
-        sent = time.monotonic()
+        sent = time.perf_counter()
         self._tell({"clock": self._count})
-        while self._process is not None and time.monotonic() < sent + _ANSWER_S:
+        while self._process is not None and time.perf_counter() < sent + _ANSWER_S:
             for found in self._new_lines():
                 if found.get("kind") == "start":
                     self.gpus = found["gpus"]
                 if found.get("kind") == "reply" and found.get("id") == self._count:
-                    received = time.monotonic()
+                    received = time.perf_counter()
                     self._write({"kind": "clock", "sent": sent, "received": received, "sampler": found["mono"]})
                     return
             if self._process.poll() is not None:
