@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from orchestrator.report import machine, plots, table
+from orchestrator.report import evidence, machine, plots, table
 from orchestrator.results import Arm, Published, Summary
 
 _HERE = Path(__file__).resolve().parent
@@ -44,6 +44,7 @@ def render(summary: Summary, drawn: list[plots.Plot]) -> str:
         base=summary.baseline.name if summary.baseline else "plain",
         plain=summary.baseline.point if summary.baseline else None,
         rows=table.rows(summary),
+        intervals=[(arm.name, evidence.intervals(arm)) for arm in summary.arms if arm.point],
         cards=[arm for arm, _ in table.ranking(summary)],
         steps=_steps(summary),
         plots=[(plot, base64.b64encode(plot.svg).decode()) for plot in drawn],
