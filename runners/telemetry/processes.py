@@ -44,8 +44,8 @@ class Processes:
         bound. The proportional size (PSS) would be exact, but reading it walks the page tables under the server's own
         memory lock and needs its user's rights: too much to do to a server that is being measured.
 
-        CPU seconds are user and system time of the living processes with that of the children they have reaped, so
-        that the sum does not fall when a child ends.
+        CPU seconds are user and system time of the processes with that of the children they have reaped, so that the
+        sum does not fall when a child ends.
         """
         now = time.monotonic()
         if self._watched and now - self._looked >= _LOOK_S:
@@ -60,11 +60,10 @@ class Processes:
                 if not process.is_running():
                     del self._watched[pid]
                 continue
-            if memory.rss == 0:  # a zombie: it has ended, and nobody has asked how
-                continue
-            pids.append(pid)
-            resident += memory.rss
             seconds += times.user + times.system + times.children_user + times.children_system
+            if memory.rss:  # a zombie, which has ended without being reaped, has none
+                pids.append(pid)
+                resident += memory.rss
         return {"pids": pids, "rss_bytes": resident, "cpu_s": seconds} if pids else None
 
     def _add_children(self) -> None:
