@@ -1,0 +1,105 @@
+"""Intervals of single figures, against scipy, numpy and arithmetic by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats as scipy_stats
+
+from orchestrator.stats import clustered_median, ratio_of_sums
+from orchestrator.stats.intervals import Term, detectable, half_width, mean_term
+
+
+def test_one_term_is_students_t() -> None:
+    values = [0.3, 0.1, 0.4, 0.15, 0.9]
+    term = mean_term(values)
+    assert term is not None
+    low, high = scipy_stats.t.interval(0.95, 4, np.mean(values), scipy_stats.sem(values))
+    assert half_width([term]) == pytest.approx((high - low) / 2)
+    assert mean_term([1.0]) is None
+
+
+def test_two_terms_lie_between_their_own_t_and_are_exact_where_one_rules() -> None:
+    prompts, starts = Term(4e-4, 15), Term(4e-4, 1.6)
+    low, high = (scipy_stats.t.ppf(0.975, term.df) * math.sqrt(8e-4) for term in (prompts, starts))
+    assert low < half_width([prompts, starts]) < high
+    assert half_width([prompts, Term(0.0, 1.0)]) == pytest.approx(half_width([prompts]))
+    assert half_width([Term(0.0, 15), starts]) == pytest.approx(half_width([starts]))
+    # Cochran: quantiles weighted by variance
+    quantiles = [scipy_stats.t.ppf(0.975, df) for df in (15, 1.6)]
+    expected = (3e-4 * quantiles[0] + 1e-4 * quantiles[1]) / 4e-4 * math.sqrt(4e-4)
+    assert half_width([Term(3e-4, 15), Term(1e-4, 1.6)]) == pytest.approx(expected)
+    assert half_width([Term(0.0, 15)]) == 0.0
+
+
+def test_detectable_effect_is_the_critical_value_and_the_power_in_standard_errors() -> None:
+    expected = (scipy_stats.t.ppf(0.975, 15) + scipy_stats.t.ppf(0.8, 15)) * 0.05
+    assert detectable([Term(0.05**2, 15)]) == pytest.approx(expected)
+    assert detectable([Term(0.05**2, 15), Term(0.01**2, 1.6)]) > expected
+
+
+def test_a_ratio_of_sums_has_the_jackknife_interval_of_its_logarithm() -> None:
+    prompts = [(10.0, 4.0), (30.0, 11.0), (5.0, 3.0), (22.0, 6.0)]
+    found = ratio_of_sums(prompts)
+    assert found is not None and found.low is not None and found.high is not None
+    assert (found.value, found.n) == (pytest.approx(67 / 24), 4)
+    logs = [math.log((67 - a) / (24 - b)) for a, b in prompts]
+    half = scipy_stats.t.ppf(0.975, 3) * math.sqrt(3 / 4 * sum((one - np.mean(logs)) ** 2 for one in logs))
+    assert (found.low, found.high) == (
+        pytest.approx(67 / 24 * math.exp(-half)),
+        pytest.approx(67 / 24 * math.exp(half)),
+    )
+
+
+def test_a_ratio_of_sums_with_offset_and_further_variance() -> None:
+    same = [(6.0, 3.0)] * 5
+    found = ratio_of_sums(same, offset=1.0)
+    assert found is not None
+    assert (found.value, found.low, found.high) == (pytest.approx(3.0),) * 3
+    wider = ratio_of_sums(same, extra=[Term(0.01**2, 2)])
+    assert wider is not None and wider.high is not None
+    assert wider.high == pytest.approx(2 * math.exp(0.01 * scipy_stats.t.ppf(0.975, 2)))
+
+
+def test_a_ratio_of_sums_without_what_it_needs_says_so() -> None:
+    assert ratio_of_sums([]) is None
+    assert ratio_of_sums([(0.0, 0.0)]) is None
+    single = ratio_of_sums([(6.0, 3.0)])
+    assert single is not None and (single.value, single.low, single.high, single.n) == (2.0, None, None, 1)
+    lone = ratio_of_sums([(6.0, 3.0), (0.0, 0.0)])
+    assert lone is not None and (lone.value, lone.low) == (2.0, None), "all of it comes from one prompt"
+
+
+def test_the_median_is_of_all_values_and_its_ends_are_values_seen() -> None:
+    rng = np.random.default_rng(0)
+    groups = [list(rng.lognormal(0, 1, 2)) for _ in range(16)]
+    found = clustered_median(groups)
+    assert found is not None and found.low is not None and found.high is not None
+    values = [value for group in groups for value in group]
+    assert found.value == pytest.approx(np.median(values))
+    assert min(values) <= found.low < found.value < found.high <= max(values)
+    assert found.n == 16
+    # The share of values below the median, +- t standard errors over prompts, read off as quantiles.
+    shares = [np.mean([value < found.value for value in group]) for group in groups]
+    half = scipy_stats.t.ppf(0.975, 15) * scipy_stats.sem(shares)
+    assert found.low == pytest.approx(np.quantile(values, 0.5 - half))
+    assert found.high == pytest.approx(np.quantile(values, 0.5 + half))
+
+
+def test_repeats_of_a_prompt_do_not_narrow_the_interval_of_the_median() -> None:
+    once = [[float(value)] for value in range(16)]
+    eight_times = [group * 8 for group in once]
+    first, second = clustered_median(once), clustered_median(eight_times)
+    assert first is not None and second is not None
+    assert first.low is not None and second.low is not None and first.high is not None and second.high is not None
+    assert second.high - second.low >= first.high - first.low - 1
+
+
+def test_few_prompts_have_a_median_without_interval() -> None:
+    assert clustered_median([]) is None
+    assert clustered_median([[], []]) is None
+    for prompts in (1, 3):
+        found = clustered_median([[float(value)] for value in range(prompts)])
+        assert found is not None and (found.low, found.high, found.n) == (None, None, prompts)
