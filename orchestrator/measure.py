@@ -12,11 +12,13 @@ from itertools import chain, cycle, islice, zip_longest
 from pathlib import Path
 from typing import Literal
 
-import aiohttp
-
 from orchestrator import baseline, server_totals
-from orchestrator.client import Request, Sampling, closed_loop, connect
 from orchestrator.interrupt import Interrupt
+from orchestrator.load.arrivals import schedule
+from orchestrator.load.http import Broken, call
+from orchestrator.load.loops import closed_loop, open_loop
+from orchestrator.load.request import Endpoint, Limits, Request, Sampling
+from orchestrator.load.self_check import ClientUsage, Watch
 from orchestrator.plan import ServerSession, Trial
 from orchestrator.progress import Display, trial_line
 from orchestrator.records import RequestRecord
@@ -59,7 +61,7 @@ def measure(
             texts = _texts(arm, handle)
             for trial in todo:
                 repeat = f"repeat {trial.repeat + 1} of {arm.suite.repeats}"
-                place = f"{arm.name} · {repeat} · {trial.load.concurrency} in flight"
+                place = f"{arm.name} · {repeat} · {trial.load.shown}"
                 records: list[RequestRecord] = []
 
                 def keep(record: RequestRecord, into: list[RequestRecord] = records) -> None:
@@ -71,7 +73,9 @@ def measure(
 
                 sampler.synchronize()
                 try:
-                    totals = interrupt.run(_trial(handle, trial, arm, texts, keep, partial(_status, display, place)))
+                    totals, client = interrupt.run(
+                        _trial(handle, trial, arm, texts, keep, partial(_status, display, place))
+                    )
                 except ServerFailure:
                     _raise_if_dead(runner, handle)  # then that is the reason, not what failed because of it
                     raise
@@ -90,6 +94,7 @@ def measure(
                     peak_memory_bytes=runner.peak_memory_bytes(handle),
                     totals=totals,
                     ceiling=ceiling,
+                    client=client,
                 )
                 store.finish(trial.key, file, len(measured), facts, reusable=well, telemetry=sampler.path)
                 display.note(trial_line(place, measured))
@@ -129,8 +134,8 @@ def probe(
         ]
 
         async def ask() -> None:
-            async with connect(handle.url, 1) as client:
-                await closed_loop(client, requests, 1, arm.load.request_timeout_s, records.append)
+            limits = Limits(arm.load.request_timeout_s, arm.load.stall_timeout_s)
+            await closed_loop(handle.url, requests, 1, limits, records.append)
 
         interrupt.run(ask())
     finally:
@@ -152,7 +157,7 @@ def warmup_count(trial: Trial, suite: Suite) -> int:
     load = trial.load
     if load.warmup_requests == 0:
         return 0
-    return max(load.warmup_requests, load.concurrency, len({prompt.category for prompt in suite.prompts}))
+    return max(load.warmup_requests, load.concurrency or 0, len({prompt.category for prompt in suite.prompts}))
 
 
 def request_seed(suite: Suite, prompt: Prompt, repeat: int) -> int:
@@ -168,55 +173,63 @@ async def _trial(
     texts: Mapping[str, str],
     keep: Callable[[RequestRecord], None],
     status: Callable[[str], None],
-) -> TrialTotals:
-    """Warm up, flush, measure; returns the server's own totals on both sides of what was measured."""
+) -> tuple[TrialTotals, ClientUsage]:
+    """Warm up, flush, measure; returns the server's own totals on both sides of what was measured, and what measuring
+    took."""
     load = trial.load
     suite = arm.suite
+    limits = Limits(load.request_timeout_s, load.stall_timeout_s)
 
     def requests(prompts: Sequence[Prompt], phase: Literal["warmup", "measure"]) -> Iterator[Request]:
         for prompt in prompts:
             limit = suite.token_limit(arm.target.name)
-            yield _request(arm, prompt, texts[prompt.id], trial.repeat, trial.key, trial.session_index, phase, limit)
+            text = texts[prompt.id]
+            yield _request(arm, prompt, text, trial.repeat, trial.key, trial.session_index, phase, limit, load.endpoint)
 
-    async with connect(handle.url, load.concurrency) as client:
-        count = warmup_count(trial, suite)
-        if count:
-            status("warming up")
-            warm: list[RequestRecord] = []
+    count = warmup_count(trial, suite)
+    if count:
+        status("warming up")
+        warm: list[RequestRecord] = []
 
-            def keep_warm(record: RequestRecord) -> None:
-                warm.append(record)
-                keep(record)
-
-            prompts = warmup_prompts(suite, count)
-            await closed_loop(client, requests(prompts, "warmup"), load.concurrency, load.request_timeout_s, keep_warm)
-            if all(record.outcome != "ok" for record in warm):
-                raise ServerFailure("warmup", f"no warm-up request ended well; the first: {warm[0].error}", handle.log)
-        await _flush(client, handle)
-        before = await server_totals.read(handle.url)
-        status("measuring")
-        ended = 0
-
-        def keep_measured(record: RequestRecord) -> None:
-            nonlocal ended
-            ended += record.outcome == "ok"
+        def keep_warm(record: RequestRecord) -> None:
+            warm.append(record)
             keep(record)
 
-        measured = requests(suite.prompts, "measure")
-        await closed_loop(client, measured, load.concurrency, load.request_timeout_s, keep_measured)
-        return TrialTotals(before=before, after=await server_totals.read_after(handle.url, before, ended))
+        batch = requests(warmup_prompts(suite, count), "warmup")
+        await closed_loop(handle.url, batch, load.concurrency or count, limits, keep_warm)
+        if all(record.outcome != "ok" for record in warm):
+            raise ServerFailure("warmup", f"no warm-up request ended well; the first: {warm[0].error}", handle.log)
+    await _flush(handle)
+    before = await server_totals.read(handle.url)
+    status("measuring")
+    kept: list[RequestRecord] = []
+
+    def keep_measured(record: RequestRecord) -> None:
+        kept.append(record)
+        keep(record)
+
+    measured = list(requests(suite.prompts, "measure"))
+    with Watch() as watch:
+        if load.concurrency is not None:
+            await closed_loop(handle.url, measured, load.concurrency, limits, keep_measured)
+        elif load.rate is not None and load.arrival != "closed":
+            times = schedule(load.arrival, load.rate, len(measured), suite.seed, trial.repeat)
+            await open_loop(handle.url, measured, times, limits, keep_measured)
+    ended = sum(record.outcome == "ok" for record in kept)
+    after = await server_totals.read_after(handle.url, before, ended)
+    return TrialTotals(before=before, after=after), watch.usage(kept)
 
 
-async def _flush(client: aiohttp.ClientSession, handle: ServerHandle) -> None:
+async def _flush(handle: ServerHandle) -> None:
     """Empty the prefix cache, so that no trial profits from the one before; refused while the server is not idle."""
     waited = 0.0
     while True:
         try:
-            async with client.post("/flush_cache") as response:
-                if response.status == 200:
-                    return
-                said = f"HTTP {response.status}"
-        except aiohttp.ClientError as problem:
+            status, _ = await call(handle.url, "POST", "/flush_cache", _FLUSH_WAIT_S)
+            if status == 200:
+                return
+            said = f"HTTP {status}"
+        except (Broken, TimeoutError) as problem:
             said = f"{type(problem).__name__}: {problem}"
         if waited >= _FLUSH_WAIT_S:
             message = f"/flush_cache did not succeed within {_FLUSH_WAIT_S:g} s ({said})"
@@ -234,6 +247,7 @@ def _request(
     session_index: int,
     phase: Literal["warmup", "measure", "probe"],
     limit: int,
+    endpoint: Endpoint = "generate",
 ) -> Request:
     suite = arm.suite
     return Request(
@@ -254,6 +268,10 @@ def _request(
         prompt_id=prompt.id,
         category=prompt.category,
         repeat=repeat,
+        endpoint=endpoint,
+        model=arm.target.name,
+        messages=tuple(message.model_dump() for message in prompt.messages),
+        template_kwargs={} if suite.enable_thinking is None else {"enable_thinking": suite.enable_thinking},
     )
 
 

@@ -24,6 +24,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from orchestrator.baseline import Ceiling
+from orchestrator.load.self_check import ClientUsage
 from orchestrator.records import RECORD_SCHEMA, RecordFile, RequestRecord, read_records
 from orchestrator.server_totals import TrialTotals
 from orchestrator.telemetry import samples, window
@@ -52,6 +53,8 @@ class ServerFacts(BaseModel):
     """What the server counted over the trial; None where it was not asked."""
     ceiling: Ceiling | None = None
     """What bounds the decode speed, of a plain server."""
+    client: ClientUsage | None = None
+    """What measuring the trial took of this side."""
 
 
 class TrialEntry(BaseModel):
