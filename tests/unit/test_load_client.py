@@ -10,9 +10,17 @@ from typing import Any
 import pytest
 
 from orchestrator.acceptance import disagreement
-from orchestrator.client import Request, Sampling, closed_loop, connect, parse, send
+from orchestrator.load.answer import Answer
+from orchestrator.load.events import EventSplitter
+from orchestrator.load.generate import GenerateReader
+from orchestrator.load.http import Address, Line
+from orchestrator.load.loops import closed_loop
+from orchestrator.load.request import Limits, Request, Sampling
+from orchestrator.load.send import send
 from orchestrator.records import RequestRecord
 from tests.fake_server import Fake, serve
+
+LIMITS = Limits(timeout_s=10.0, stall_timeout_s=10.0)
 
 
 def request(tokens: int = 7, **fields: Any) -> Request:
@@ -30,16 +38,19 @@ def request(tokens: int = 7, **fields: Any) -> Request:
     return Request(**(defaults | fields))
 
 
-def ask(fake: Fake, one: Request | None = None, timeout_s: float = 10.0) -> RequestRecord:
+def ask(fake: Fake, one: Request | None = None, limits: Limits = LIMITS) -> RequestRecord:
     async def go() -> RequestRecord:
-        async with connect(fake.url, 1) as session:
-            return await send(session, one or request(), timeout_s)
+        line = Line(Address.of(fake.url))
+        try:
+            return await send(line, one or request(), limits)
+        finally:
+            line.close()
 
     return run(go())
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(work)
+    return asyncio.run(asyncio.wait_for(work, 30))
 
 
 @pytest.mark.parametrize("incremental", [False, True])
@@ -96,12 +107,12 @@ def test_all_sampling_parameters_are_sent() -> None:
         ("no_ids", "error", "neither those of a cumulative nor of an incremental"),
         ("no_done", "truncated", "without [DONE]"),
         ("drop", "truncated", "ended inside the answer"),
-        ("stall", "timeout", "no end after 0.3 s"),
+        ("stall", "stalled", "no byte for 0.3 s"),
     ],
 )
 def test_a_fault_is_the_outcome_of_that_request(fault: str, outcome: str, says: str) -> None:
     with serve(Fake(fault=lambda body: fault)) as fake:
-        record = ask(fake, timeout_s=0.3 if fault == "stall" else 10)
+        record = ask(fake, limits=Limits(10, 0.3))
     assert record.outcome == outcome
     assert record.error is not None and says in record.error
     assert record.e2e_s is None
@@ -109,11 +120,18 @@ def test_a_fault_is_the_outcome_of_that_request(fault: str, outcome: str, says: 
         assert [tokens for _, tokens in record.chunks] == [1, 2, 3], "what had arrived is kept"
 
 
+def test_a_request_that_goes_on_for_too_long_is_given_up() -> None:
+    with serve(Fake(delay_s=0.1)) as fake:
+        record = ask(fake, request(tokens=60), limits=Limits(timeout_s=0.45, stall_timeout_s=0.3))
+    assert (record.outcome, record.error) == ("timeout", "no end after 0.45 s"), "it never stood still, so no stall"
+    assert [tokens for _, tokens in record.chunks][:3] == [1, 2, 3] and record.e2e_s is None
+
+
 def test_a_server_that_is_not_there_is_an_error_of_the_request() -> None:
     with serve(Fake()) as fake:
         pass
     record = ask(fake)
-    assert record.outcome == "error" and "Connect" in (record.error or "")
+    assert record.outcome == "error" and "no connection to 127.0.0.1" in (record.error or "")
 
 
 def test_one_bad_request_does_not_touch_the_others() -> None:
@@ -133,16 +151,15 @@ def test_a_cancelled_load_keeps_what_was_in_flight_and_sends_no_more() -> None:
     kept: list[RequestRecord] = []
 
     async def go(fake: Fake) -> None:
-        async with connect(fake.url, 2) as session:
-            task = asyncio.create_task(
-                closed_loop(session, [request(prompt_id=f"p{n}") for n in range(6)], 2, 10, kept.append)
-            )
-            while len(fake.bodies) < 2:
-                await asyncio.sleep(0.01)
-            await asyncio.sleep(0.05)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
+        task = asyncio.create_task(
+            closed_loop(fake.url, [request(prompt_id=f"p{n}") for n in range(6)], 2, LIMITS, kept.append)
+        )
+        while len(fake.bodies) < 2:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
     with serve(Fake(fault=lambda body: "stall")) as fake:
         run(go(fake))
@@ -185,9 +202,13 @@ def test_an_event_without_new_tokens_is_no_chunk() -> None:
 def loop(fake: Fake, requests: list[Request], concurrency: int) -> list[RequestRecord]:
     kept: list[RequestRecord] = []
 
-    async def go() -> None:
-        async with connect(fake.url, concurrency) as session:
-            await closed_loop(session, requests, concurrency, 10, kept.append)
-
-    run(go())
+    run(closed_loop(fake.url, requests, concurrency, LIMITS, kept.append))
     return kept
+
+
+def parse(reads: list[tuple[float, bytes]]) -> Answer:
+    reader = GenerateReader()
+    splitter = EventSplitter(reader.event)
+    for seconds, data in reads:
+        splitter.feed(seconds, data)
+    return reader.finish()
