@@ -1,7 +1,8 @@
 """Runs a plan: what is measured already is taken over, the rest is measured, then everything is shown.
 
-Exit codes: 0; 1 when something was not measured, a request failed, or a speculative arm's output differs from the plain
-arm's without an excuse; 128 + signal (130, 143) after Ctrl-C or SIGTERM.
+Exit codes: 0; 1 when something was not measured, a request failed, or an error was found (for example a speculative
+arm's output that differs from the plain arm's without an excuse); 3 when the comparison is refused (`verdict.py`); 128
++ signal (130, 143) after Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from orchestrator.results import Summary, write_summary
 from orchestrator.schema import ArmConfig, Experiment
 from orchestrator.server_config import start_options
 from orchestrator.store import Store
+from orchestrator.verdict import exit_code
 from runners.base import Runner, ServerFailure
 
 _HOPELESS = frozenset({"model_fetch", "port_in_use"})
@@ -219,7 +221,7 @@ def _show(
         console,
         f"Report:  {directory / 'report.html'}\nRecords: {directory}" + (f"\nBrowse:  {where}" if where else ""),
     )
-    return 0 if logged and not progress.failures and _right(result, experiment) else 1
+    return exit_code(result) or int(bool(progress.failures) or not logged)
 
 
 def _track(result: Summary, experiment: Experiment, directory: Path, console: Console) -> tuple[str | None, bool]:
@@ -238,14 +240,3 @@ def _track(result: Summary, experiment: Experiment, directory: Path, console: Co
 def _say(console: Console, text: str, style: str | None = None) -> None:
     # As it is: no markup in paths, no line breaks inside them.
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
-
-
-def _right(result: Summary, experiment: Experiment) -> bool:
-    """Every request ended well, and no output differs without an excuse."""
-    for arm in result.arms:
-        if any(outcome != "ok" for point in arm.points for outcome in point.metrics.outcomes):
-            return False
-        lossy = not experiment.configs[arm.name].verification.lossless
-        if arm.lossless and not arm.baseline and not lossy and not arm.lossless.ok:
-            return False
-    return True

@@ -14,6 +14,8 @@ from orchestrator.baseline import Ceiling
 from orchestrator.plan import Plan, unexpected_differences
 from orchestrator.results import Published
 from orchestrator.schema import ArmConfig, Experiment, LoadPoint
+from orchestrator.server_config import drafter_extras
+from orchestrator.server_totals import TrialTotals
 from orchestrator.store import TrialEntry
 from orchestrator.telemetry.window import TrialUsage
 
@@ -36,6 +38,10 @@ class ArmFacts:
     overrides: list[str] = field(default_factory=list)
     missing: str | None = None
     """Why it cannot run, where it was allowed to be missing."""
+    server: dict[str, Any] = field(default_factory=dict)
+    """The server config: what its server was asked to be."""
+    drafter_flags: frozenset[str] = frozenset()
+    """Server flags that the drafter's file brings."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,8 @@ class TrialFacts:
     load: str
     concurrency: int | None
     """Requests in flight; None for an open loop."""
+    rate: float | None = None
+    """Requests/s of an open loop."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +93,13 @@ class Facts:
     config: dict[str, Any]
     environment: dict[str, Any]
     published: Sequence[Published] = ()
-    unfair: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    unfair: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     """Config key outside ``varies`` -> arm -> value, where the arms differ."""
+    varies: Sequence[str] = ()
+    allow: Sequence[str] = ()
+    """Errors that the config allows by name."""
+    totals: Mapping[str, TrialTotals] = field(default_factory=dict)
+    """Trial key -> what its server counted meanwhile."""
     sweep: str | None = None
     """Tag shared by the comparisons of one multirun."""
     sources: Sequence[str] = ("",)
@@ -121,13 +134,18 @@ def gather(
         memory_kind="rss" if engine == "embedded" else "vram",
         baseline=experiment.baseline,
         arms=[_arm(config, plan.missing.get(name)) for name, config in experiment.configs.items()],
-        trials={trial.key: TrialFacts(_load(trial.load), trial.load.concurrency) for trial in plan.trials},
+        trials={
+            trial.key: TrialFacts(_load(trial.load), trial.load.concurrency, trial.load.rate) for trial in plan.trials
+        },
         sessions=_sessions(entries),
         setting=_setting(base, experiment),
         config=experiment.model_dump(mode="json"),
         environment=environment,
         published=published.load(experiment.name),
         unfair=unexpected_differences(experiment),
+        varies=experiment.varies,
+        allow=experiment.allow,
+        totals={entry.key: entry.server.totals for entry in entries if entry.server.totals is not None},
         sweep=experiment.sweep,
         sources=sorted({entry.source or "" for entry in entries}),
         usage={entry.key: entry.usage for entry in entries if entry.usage},
@@ -147,10 +165,14 @@ def _arm(config: ArmConfig, missing: str | None) -> ArmFacts:
         lossy=speculates and not config.verification.lossless,
         overrides=list(config.overrides),
         missing=missing,
+        server=config.server,
+        drafter_flags=frozenset(drafter_extras(config)[0]),
     )
 
 
 def _load(load: LoadPoint) -> str:
+    if load.rate is not None:
+        return f"{load.rate:g} requests/s, {load.arrival} arrivals"
     return "one request at a time" if load.concurrency == 1 else f"{load.concurrency} requests at a time"
 
 
@@ -180,6 +202,11 @@ def _setting(base: ArmConfig, experiment: Experiment) -> dict[str, Any]:
         "verification": base.verification.mode,
         "suite": base.suite.name,
         "temperature": base.suite.temperature,
+        "top_p": base.suite.top_p,
+        "top_k": base.suite.top_k,
+        "thinking": {None: "as the template says", True: "on", False: "off"}[base.suite.enable_thinking],
+        "ignore_eos": base.suite.ignore_eos,
+        "warm_up": base.load.warmup_requests > 0,
         "repeats": base.suite.repeats,
         "max_new_tokens": base.suite.token_limit(base.target.name),
         "load": base.load.name,

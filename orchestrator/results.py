@@ -11,31 +11,23 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from orchestrator.acceptance import Acceptance
+from orchestrator.acceptance import Acceptance, StreamCheck
 from orchestrator.baseline import Ceiling
+from orchestrator.crossover import Crossover
 from orchestrator.evidence import Evidence
+from orchestrator.findings.finding import Finding
 from orchestrator.lossless import Lossless
 from orchestrator.metrics import Metrics
+from orchestrator.served import Capacity
+from orchestrator.server_totals import ServerTotals
 from orchestrator.stats import PairedRatio
 from orchestrator.telemetry.pool import Usage
 
 SUMMARY_SCHEMA = 1
 
-Severity = Literal["error", "warning", "note"]
-
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Finding(_Frozen):
-    """Something a reader must know before using the figures."""
-
-    severity: Severity
-    code: str
-    """One word for programs, for example ``tau_near_one``."""
-    text: str
-    arm: str | None = None
 
 
 class Point(_Frozen):
@@ -66,6 +58,10 @@ class Point(_Frozen):
     """End-to-end throughput over the plain arm's, paired by prompt; None for the plain arm itself."""
     decode_speedup: PairedRatio | None
     speedup_by_category: dict[str, PairedRatio]
+    server_totals: ServerTotals | None = None
+    """The acceptance by the server's own totals, as a cross-check; None where the server was not asked."""
+    streams: StreamCheck = StreamCheck()
+    """How well the streams agree with the counters."""
     evidence: Evidence | None = None
     """Intervals of the figures above, and how steady the run was."""
     usage: Usage | None = None
@@ -97,6 +93,7 @@ class Arm(_Frozen):
     verify_window: int | None
     dynamic_window: bool
     lossy: bool
+    """Drafts are taken that the target would not have chosen: by the config, or as the server reports it."""
     overrides: list[str]
     points: list[Point]
     """By rising concurrency; the first is the headline."""
@@ -109,6 +106,10 @@ class Arm(_Frozen):
     """What started its server."""
     identity: dict[str, Any]
     """What the server said of itself."""
+    capacity: Capacity | None = None
+    """Room of its server; None where it reports none."""
+    crossover: Crossover | None = None
+    """Where speculation stops paying; None for the plain arm and without a sweep over concurrency."""
     ceiling: Ceiling | None = None
     """What bounds the decode speed of a plain arm; None for one that speculates."""
 
@@ -117,6 +118,11 @@ class Arm(_Frozen):
         """Decode speed of one sequence over what the memory bandwidth allows at most, at the headline load point."""
         most = self.ceiling.tok_s if self.ceiling else None
         return self.point.decode_tok_s / most if most and self.point and self.point.decode_tok_s else None
+
+    @property
+    def title(self) -> str:
+        """Its name as it is shown: nobody should read the speed of a lossy arm unawares."""
+        return f"{self.name} (lossy)" if self.lossy else self.name
 
     @property
     def point(self) -> Point | None:
@@ -198,6 +204,7 @@ class Summary(_Frozen):
     arms: list[Arm]
     prompts: list[PromptRow]
     findings: list[Finding]
+    """The most severe first."""
     config: dict[str, Any]
     """The resolved config, secrets masked."""
     environment: dict[str, Any]
@@ -207,6 +214,11 @@ class Summary(_Frozen):
     @property
     def baseline(self) -> Arm | None:
         return next((arm for arm in self.arms if arm.baseline), None)
+
+    @property
+    def withheld(self) -> list[str]:
+        """Findings for which no ratio is stated; empty where the comparison stands."""
+        return list(dict.fromkeys(finding.code for finding in self.findings if finding.withholds))
 
     @property
     def embedded(self) -> bool:

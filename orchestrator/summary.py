@@ -9,7 +9,8 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from orchestrator import acceptance, evidence, lossless, metrics
+from orchestrator import acceptance, evidence, lossless, metrics, served, server_totals
+from orchestrator.crossover import crossover
 from orchestrator.facts import ArmFacts, Facts, SessionFacts, TrialFacts
 from orchestrator.findings.judge import judge
 from orchestrator.masking import mask, mask_command
@@ -17,6 +18,7 @@ from orchestrator.records import RequestRecord
 from orchestrator.results import Arm, Memory, Point, PromptCell, PromptRow, Summary
 from orchestrator.stats import PairedRatio, Restarts, paired_ratio
 from orchestrator.telemetry.pool import pool
+from orchestrator.verdict import withhold
 
 
 def summarize(records: Iterable[RequestRecord], facts: Facts) -> Summary:
@@ -32,7 +34,7 @@ def summarize(records: Iterable[RequestRecord], facts: Facts) -> Summary:
     for record in measured:
         if record.phase == "measure":
             by_arm[record.arm].append(record)
-    checked = lossless.check(measured, facts.baseline) if facts.baseline and facts.temperature == 0 else {}
+    checked = _checked(measured, facts)
     arms = [_arm(arm, by_arm, checked.get(arm.name), facts) for arm in facts.arms]
     times = [record.sent_wall_time for record in measured]
     summary = Summary(
@@ -56,7 +58,15 @@ def summarize(records: Iterable[RequestRecord], facts: Facts) -> Summary:
         environment=mask(facts.environment),
         published=list(facts.published),
     )
-    return summary.model_copy(update={"findings": judge(summary, facts)})
+    return withhold(summary.model_copy(update={"findings": judge(summary, facts, by_arm)}))
+
+
+def _checked(records: Sequence[RequestRecord], facts: Facts) -> dict[str, lossless.Lossless]:
+    """Token identity by arm; empty where it cannot be expected."""
+    if facts.baseline is None or facts.temperature > 0:
+        return {}
+    tie = lossless.NEAR_TIE.get(str(facts.setting.get("dtype")), lossless.NEAR_TIE["float32"])
+    return lossless.check(records, facts.baseline, tie)
 
 
 def _arm(
@@ -73,7 +83,7 @@ def _arm(
         proposed_tokens=arm.proposed_tokens,
         verify_window=arm.verify_window,
         dynamic_window=arm.dynamic_window,
-        lossy=arm.lossy,
+        lossy=arm.lossy or any(served.accepts_loosely(session.identity) for session in sessions),
         overrides=list(arm.overrides),
         points=points,
         lossless=check,
@@ -81,6 +91,8 @@ def _arm(
         sessions=len(sessions),
         command=mask_command(sessions[0].command) if sessions else [],
         identity=mask(sessions[0].identity) if sessions else {},
+        capacity=served.capacity(sessions[0].identity) if sessions else None,
+        crossover=crossover((p.concurrency, p.speedup.ratio) for p in points if p.concurrency and p.speedup),
         ceiling=next((session.ceiling for session in sessions if session.ceiling), None),
     )
 
@@ -96,7 +108,9 @@ def _memory(sessions: Sequence[SessionFacts], points: Sequence[Point], facts: Fa
 
 def _points(name: str, by_arm: Mapping[str, list[RequestRecord]], facts: Facts) -> list[Point]:
     arms = {arm: _by_load(records, facts) for arm, records in by_arm.items()}
-    ordered = sorted(arms.get(name, {}), key=lambda load: (load.concurrency is None, load.concurrency or 0, load.load))
+    ordered = sorted(
+        arms.get(name, {}), key=lambda load: (load.concurrency is None, load.concurrency or 0, load.rate or 0)
+    )
     return [
         _point(name, load, {arm: loads[load] for arm, loads in arms.items() if load in loads}, facts)
         for load in ordered
@@ -129,6 +143,10 @@ def _point(name: str, load: TrialFacts, arms: Mapping[str, list[RequestRecord]],
         tok_s_range=(min(rates), max(rates)) if rates else None,
         step_ms=_step_ms(ok),
         acceptance=acceptance.pooled(drafts),
+        server_totals=server_totals.check(
+            (group, facts.totals[key]) for key, group in _by_trial(records).items() if key in facts.totals
+        ),
+        streams=acceptance.check_streams(ok),
         acceptance_by_category=acceptance.by_category(drafts),
         speedup=_speedup(ok, plain, facts, evidence.whole, restarts),
         decode_speedup=_speedup(ok, plain, facts, evidence.decode, decode_restarts),
@@ -187,7 +205,7 @@ def _prompts(by_arm: Mapping[str, list[RequestRecord]], facts: Facts) -> list[Pr
     for arm in facts.arms:
         loads = _by_load(by_arm.get(arm.name, []), facts)
         if loads:
-            first = min(loads, key=lambda load: (load.concurrency is None, load.concurrency or 0, load.load))
+            first = min(loads, key=lambda load: (load.concurrency is None, load.concurrency or 0, load.rate or 0))
             headline[arm.name] = metrics.measured(loads[first])
     plain = headline.get(facts.baseline or "", [])
     names = {record.prompt_id: record.category for group in headline.values() for record in group}
@@ -233,6 +251,13 @@ def _by_load(records: Iterable[RequestRecord], facts: Facts) -> dict[TrialFacts,
     groups: defaultdict[TrialFacts, list[RequestRecord]] = defaultdict(list)
     for record in records:
         groups[facts.trials[record.trial_key]].append(record)
+    return dict(groups)
+
+
+def _by_trial(records: Iterable[RequestRecord]) -> dict[str, list[RequestRecord]]:
+    groups: defaultdict[str, list[RequestRecord]] = defaultdict(list)
+    for record in records:
+        groups[record.trial_key].append(record)
     return dict(groups)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from typing import Any
 
 from orchestrator.facts import ArmFacts, Facts, SessionFacts, TrialFacts
 from orchestrator.records import RequestRecord, SpecCounters
 from orchestrator.results import Published, PublishedArm
+from orchestrator.server_totals import Reading, TrialTotals
 
 LIMIT = 64
 PROMPTS = [(f"{kind}-{index}", kind) for kind in ("short", "long") for index in range(1, 9)]
@@ -92,9 +94,12 @@ def facts(arms: tuple[SyntheticArm, ...] = ARMS, repeats: int = 2, concurrencies
                 proposed_tokens=arm.proposed or None,
                 verify_window=arm.proposed + 1,
                 overrides=[f"drafter={arm.drafter}"],
+                server=server(arm),
             )
             for arm in arms
         ],
+        varies=("drafter",),
+        totals=totals(records(arms, repeats, concurrencies)),
         trials={
             _trial(arm.name, repeat, c): load for arm in arms for repeat in range(repeats) for c, load in loads.items()
         },
@@ -102,7 +107,7 @@ def facts(arms: tuple[SyntheticArm, ...] = ARMS, repeats: int = 2, concurrencies
             SessionFacts(
                 arm=name,
                 command=["python", "-m", "runners.engine", "--drafter", arm.drafter, "--api-key", "not-a-real-key"],
-                identity={"version": "0", "server_args": {"dtype": "float32", "api_key": "not-a-real-key"}},
+                identity=identity(arm),
                 peak_memory_bytes=arm.rss + 2**20 * index,
             )
             for index, name in enumerate(order)
@@ -114,6 +119,48 @@ def facts(arms: tuple[SyntheticArm, ...] = ARMS, repeats: int = 2, concurrencies
         environment={"python": "3.11", "cpu": "synthetic", "threads": 2, "git_commit": "0" * 40},
         published=[PUBLISHED],
     )
+
+
+def server(arm: SyntheticArm) -> dict[str, Any]:
+    """Its server config, as far as findings read it."""
+    algorithm = None if arm.drafter == "none" else arm.drafter
+    return {
+        "engine": "embedded",
+        "drafter": {"name": arm.drafter, "algorithm": algorithm, "verify_window": arm.proposed + 1},
+    }
+
+
+def identity(arm: SyntheticArm) -> dict[str, Any]:
+    """What its server says of itself."""
+    plain = arm.drafter == "none"
+    return {
+        "version": "0",
+        "engine": "embedded",
+        "dtype": "float32",
+        "kv_cache_dtype": "auto",
+        "max_running_requests": 8,
+        "speculative_algorithm": None if plain else arm.drafter.upper(),
+        "speculative_num_draft_tokens": None if plain else arm.proposed + 1,
+        "server_args": {"api_key": "not-a-real-key"},
+        "internal_states": [{"effective_max_running_requests_per_dp": 8, "memory_usage": {"token_capacity": 16384}}],
+    }
+
+
+def totals(run: list[RequestRecord]) -> dict[str, TrialTotals]:
+    """What the servers counted over the trials of a run, in agreement with its records."""
+    found = {}
+    for key in dict.fromkeys(record.trial_key for record in run):
+        trial = [record for record in run if record.trial_key == key]
+        steps = sum(record.spec.spec_verify_ct for record in trial if record.spec)
+        correct = sum(record.spec.spec_num_correct_drafts for record in trial if record.spec)
+        after = Reading(
+            verify_steps=steps,
+            output_tokens=sum(record.completion_tokens or 0 for record in trial),
+            requests=len(trial),
+            rank_tau=[1 + correct / steps if steps else None],
+        )
+        found[key] = TrialTotals(before=Reading(verify_steps=0, output_tokens=0, requests=0), after=after)
+    return found
 
 
 def _trial(arm: str, repeat: int, concurrency: int) -> str:

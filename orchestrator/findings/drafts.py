@@ -1,49 +1,188 @@
-"""Whether the drafter did what it was asked to, and whether its speed can be."""
+"""Whether the drafter is the one asked for, did what it was asked to, and can have been as fast as it seems."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from orchestrator.facts import Facts
-from orchestrator.findings.catalogue import finding
-from orchestrator.results import Arm, Finding, Point, Summary
+from orchestrator import served
+from orchestrator.acceptance import Acceptance
+from orchestrator.facts import ArmFacts, Facts
+from orchestrator.findings.finding import Finding, finding
+from orchestrator.results import Arm, Point, Summary
 
-TAU_NEAR_ONE = 1.1
-"""Below it the drafter helps less than one step in ten."""
+TAU_NEAR_ONE = 1.2
+"""Below it the drafter helps less than one step in five."""
+_PROPOSED_TOLERANCE = 0.02
+"""Share by which the mean number of proposed tokens may differ from the configured one."""
 
 
 def findings(summary: Summary, facts: Facts) -> Iterator[Finding]:
+    asked = {arm.name: arm for arm in facts.arms}
     for arm in summary.arms:
-        if arm.lossy:
+        sessions = [session.identity for session in facts.sessions if session.arm == arm.name]
+        yield from _identity(arm, asked[arm.name], sessions)
+        yield from _not_its_own(arm, asked[arm.name])
+        if arm.point:
+            yield from _acceptance(arm, arm.point)
+            yield from _speed(arm, arm.point)
+        yield from _totals(arm)
+        yield from _over_load(arm)
+
+
+def _identity(arm: Arm, asked: ArmFacts, identities: Sequence[dict[str, object]]) -> Iterator[Finding]:
+    if not identities or not asked.server:
+        return
+    wrong = list(dict.fromkeys(one for identity in identities for one in served.wrong_drafter(asked.server, identity)))
+    if wrong:
+        yield finding(
+            "wrong_drafter", f"{arm.name}: the server is not the one asked for: {'; '.join(wrong)}.", arm.name
+        )
+    if arm.drafter != "none" and not all(map(served.says_drafter, identities)):
+        yield finding(
+            "drafter_unproven",
+            f"{arm.name}: the server does not say with which algorithm it speculates, so only its counters show that "
+            "it does.",
+            arm.name,
+        )
+    accepted = arm.point.acceptance if arm.point else None
+    if accepted is None or not asked.proposed_tokens:
+        return
+    proposed, most = accepted.proposed_per_step, asked.proposed_tokens
+    # Fewer is right where windows vary, and in the embedded engine, which drafts no further than the token limit.
+    exact = not (accepted.windows_vary or arm.dynamic_window or identities[0].get("engine") == "embedded")
+    if proposed > most * (1 + _PROPOSED_TOLERANCE) or (exact and proposed < most * (1 - _PROPOSED_TOLERANCE)):
+        yield finding(
+            "wrong_block",
+            f"{arm.name}: {proposed:.1f} tokens were proposed per step, asked for were {most}: the block is not the "
+            "one of the configuration.",
+            arm.name,
+        )
+
+
+def _not_its_own(arm: Arm, asked: ArmFacts) -> Iterator[Finding]:
+    if arm.lossy:
+        check = arm.lossless
+        share = f" {len(check.forks)} of {check.compared} outputs differ." if check and check.compared else ""
+        yield finding(
+            "lossy",
+            f"{arm.name} verifies with relaxed thresholds: its output is not the target's, its speed buys that.{share}",
+            arm.name,
+        )
+    if (length := served.simulated(asked.server)) is not None:
+        yield finding(
+            "simulated_acceptance",
+            f"{arm.name}: the server was told to make up an acceptance length of {length}. Its speed is that of the "
+            "machine with such a drafter; its tau and its text mean nothing.",
+            arm.name,
+        )
+
+
+def _acceptance(arm: Arm, point: Point) -> Iterator[Finding]:
+    accepted = point.acceptance
+    if accepted is None:
+        if arm.drafter != "none" and point.metrics.requests:
             yield finding(
-                "lossy",
-                f"{arm.name} verifies with relaxed thresholds: its output is not the target's, its speed buys that.",
+                "no_counters",
+                f"{arm.name}: the server returned no speculation counters; it may not have speculated at all.",
                 arm.name,
             )
-        if arm.point:
-            yield from _point(arm, arm.point)
-
-
-def _point(arm: Arm, point: Point) -> Iterator[Finding]:
-    accepted = point.acceptance
-    if accepted and accepted.tau < TAU_NEAR_ONE:
+        return
+    if accepted.tau < TAU_NEAR_ONE:
         yield finding(
             "tau_near_one",
-            f"{arm.name}: tau is {accepted.tau:.2f}, so almost no draft is right. Wrong weights for this target, "
-            "another chat template or a wrong layer are the usual reasons.",
+            f"{arm.name}: tau is {_interval(accepted)} with {accepted.proposed_per_step:.1f} tokens proposed per step, "
+            "so almost no draft is right. Weights for another target, quantized weights, another chat template or "
+            "thinking mode, or a wrong layer are the usual reasons.",
             arm.name,
         )
-    if accepted is None and arm.drafter != "none" and point.metrics.requests:
+    streams = point.streams
+    if streams.contradictions:
         yield finding(
-            "no_counters",
-            f"{arm.name}: the server returned no speculation counters; it may not have speculated at all.",
+            "counters_contradict",
+            f"{arm.name}: the counters of {streams.contradictions} requests are contradicted ({streams.first}).",
             arm.name,
         )
-    if accepted and point.decode_speedup and point.decode_speedup.ratio > accepted.tau:
+    if streams.merged:
+        yield finding(
+            "chunks_merged",
+            f"{arm.name}: {streams.merged} of {point.metrics.requests} streams came in fewer chunks than the server "
+            "took steps. tau is not touched, it comes from the server's counters; gaps between chunks span several "
+            "steps.",
+            arm.name,
+        )
+
+
+def _speed(arm: Arm, point: Point) -> Iterator[Finding]:
+    accepted, speedup = point.acceptance, point.decode_speedup
+    if accepted is None or speedup is None:
+        return
+    # A prompt cannot gain more than its own tau, and the speedup is a mean over prompts: so is its bound. The geometric
+    # mean that the speedup is lies below the arithmetic one.
+    most = max(accepted.tau, accepted.tau_mean_of_requests)
+    low = speedup.ratio if speedup.low is None else speedup.low
+    if low > most:
         yield finding(
             "speedup_above_tau",
-            f"{arm.name}: the speedup after prefill ({point.decode_speedup.ratio:.2f}) is above tau "
-            f"({accepted.tau:.2f}). A verification step costs at least a plain step, so the plain arm is handicapped "
-            "or something is measured wrongly.",
+            f"{arm.name}: the speedup after prefill ({speedup.ratio:.2f}, at least {low:.2f}) is above tau "
+            f"({most:.2f}). A verification step costs at least a plain step, so the plain arm is handicapped or "
+            "something is measured wrongly. No ratio is stated.",
             arm.name,
         )
+    elif speedup.ratio > most:
+        yield finding(
+            "near_tau",
+            f"{arm.name}: the speedup after prefill ({speedup.ratio:.2f}) is above tau ({most:.2f}), which cannot be, "
+            f"though its interval begins below ({low:.2f}).",
+            arm.name,
+        )
+
+
+def _totals(arm: Arm) -> Iterator[Finding]:
+    checks = [point.server_totals for point in arm.points if point.server_totals is not None]
+    disagreements = [text for check in checks for text in check.disagreements]
+    if disagreements:
+        more = f" (and {len(disagreements) - 1} more)" if len(disagreements) > 1 else ""
+        yield finding(
+            "totals_disagree",
+            f"{arm.name}: {disagreements[0]}{more}. Someone else used the server, or requests were lost or counted "
+            "twice.",
+            arm.name,
+        )
+    silent = not any(check.tau or check.committed_per_step for check in checks)
+    if silent and arm.point and arm.point.acceptance:
+        yield finding(
+            "no_server_totals",
+            f"{arm.name}: the server reports no totals of its own, so its counters per request are not cross-checked.",
+            arm.name,
+        )
+
+
+def _over_load(arm: Arm) -> Iterator[Finding]:
+    """tau of the load points against that of the lowest: apart from rounding, drafts do not depend on the batch."""
+    points = [point for point in arm.points if point.acceptance is not None]
+    for point in points[1:]:
+        first, own = points[0].acceptance, point.acceptance
+        if first is None or own is None or None in (first.tau_low, first.tau_high, own.tau_low, own.tau_high):
+            continue
+        if (own.tau_low or 0.0) > (first.tau_high or 0.0) or (own.tau_high or 0.0) < (first.tau_low or 0.0):
+            yield finding(
+                "tau_moves_with_load",
+                f"{arm.name}: tau is {_interval(first)} at {points[0].load} and {_interval(own)} at {point.load}. "
+                "The same drafts are verified at every load: look for requests that failed or were cut at one of "
+                "them.",
+                arm.name,
+            )
+            break
+    if arm.crossover is not None:
+        dips = "; it was below 1 at a smaller load as well" if arm.crossover.dips else ""
+        yield finding(
+            "crossover",
+            f"{arm.name}: the concurrency above which speculation no longer pays is {arm.crossover.text}{dips}.",
+            arm.name,
+        )
+
+
+def _interval(accepted: Acceptance) -> str:
+    if accepted.tau_low is None or accepted.tau_high is None:
+        return f"{accepted.tau:.2f}"
+    return f"{accepted.tau:.2f} [{accepted.tau_low:.2f}, {accepted.tau_high:.2f}]"

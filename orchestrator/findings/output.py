@@ -5,34 +5,86 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from orchestrator.facts import Facts
-from orchestrator.findings.catalogue import finding
-from orchestrator.results import Arm, Finding, Point, Summary
+from orchestrator.findings.finding import Finding, finding
+from orchestrator.lossless import Lossless, more_often
+from orchestrator.results import Arm, Point, Summary
 
 REPEATED_4GRAMS = 0.2
 """Share of repeated 4-grams from which a text counts as looping."""
 
 
 def findings(summary: Summary, facts: Facts) -> Iterator[Finding]:
+    yield from _asked(summary, facts)
+    floor = summary.baseline.lossless if summary.baseline else None
     for arm in summary.arms:
-        yield from _identity(arm)
+        yield from _identity(arm, floor)
         if arm.point:
             yield from _shape(arm, arm.point, summary.baseline)
 
 
-def _identity(arm: Arm) -> Iterator[Finding]:
+def _asked(summary: Summary, facts: Facts) -> Iterator[Finding]:
+    """What the requests asked for that makes their output easy to draft, or their timing odd."""
+    setting = facts.setting
+    if facts.temperature > 0:
+        yield finding(
+            "sampled",
+            f"At temperature {facts.temperature:g} outputs are drawn, so the arms' tokens are not expected to be "
+            "equal and are not compared. Measure at temperature 0 to check that an arm is lossless.",
+        )
+        if setting.get("top_k") == 1:
+            yield finding("greedy_in_effect", "top_k is 1: the output is greedy, whatever the temperature says.")
+    if setting.get("ignore_eos"):
+        yield finding(
+            "past_the_end",
+            "ignore_eos is on: outputs go on after the model's own end. What follows is degenerate text, which is "
+            "easy to draft: tau and speed are too good.",
+        )
+    if setting.get("warm_up") is False:
+        yield finding(
+            "cold_start",
+            "There was no warm-up (load.warmup_requests: 0): the first requests of each trial contain compilation, "
+            "cold caches and clocks that still rise.",
+        )
+    if locked := [arm.name for arm in summary.arms if any(map(_in_step, arm.points))]:
+        yield finding(
+            "phase_locked",
+            f"All outputs of {', '.join(locked)} have the same length and several requests are in flight: in a "
+            "closed loop they start and end together for good, and the time to first token depends on their number. "
+            "Let them end by themselves, or send at a rate.",
+        )
+
+
+def _in_step(point: Point) -> bool:
+    lengths = point.metrics.output_lengths
+    return (point.concurrency or 1) > 1 and len(lengths) > 1 and len(set(lengths)) == 1
+
+
+def _identity(arm: Arm, floor: Lossless | None) -> Iterator[Finding]:
     check = arm.lossless
-    if check is None or not check.compared:
+    if check is None or not check.compared or arm.lossy:  # a lossy arm's share is told with its label
         return
     if check.forks:
         fork = check.forks[0]
-        who = "repeats of the plain arm differ" if arm.baseline else f"{arm.name} differs from the plain arm"
         margin = "not known" if fork.margin is None else f"{fork.margin:.2g}"
-        yield finding(
-            "not_deterministic" if arm.baseline else "not_lossless",
-            f"{who} in {len(check.forks)} of {check.compared} outputs at temperature 0, first in prompt "
-            f"{fork.prompt_id} at position {fork.position} (top-2 margin there {margin}).",
-            arm.name,
-        )
+        where = f"first in prompt {fork.prompt_id} at position {fork.position} (top-2 margin there {margin})"
+        count = f"{len(check.forks)} of {check.compared} outputs at temperature 0"
+        if arm.baseline:
+            yield finding("not_deterministic", f"repeats of the plain arm differ in {count}, {where}.", arm.name)
+        elif floor is not None and floor.forks and not more_often(check, floor):
+            yield finding(
+                "forks_like_plain",
+                f"{arm.name} differs from the plain arm in {count}, {where}. The plain arm differs from itself in "
+                f"{len(floor.forks)} of {floor.compared}: no more can be said of the drafter.",
+                arm.name,
+            )
+        else:
+            noise = "none" if floor is None or not floor.compared else f"{len(floor.forks)} of {floor.compared}"
+            yield finding(
+                "not_lossless",
+                f"{arm.name} differs from the plain arm in {count}, {where}. Of the plain arm's own repeats, {noise} "
+                "differ.",
+                arm.name,
+            )
     for tie in check.near_ties:
         yield finding(
             "near_tie",

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from statistics import median
 
 from orchestrator.facts import Facts
-from orchestrator.findings.catalogue import finding
-from orchestrator.masking import mask
-from orchestrator.results import Arm, Finding, Summary
+from orchestrator.findings.finding import Finding, finding
+from orchestrator.results import Arm, Summary
 
 UNSTEADY = 1.15
 """Median ratio between repeats of a prompt from which a machine counts as busy; idle, it stays within a few percent."""
@@ -42,11 +41,6 @@ def findings(summary: Summary, facts: Facts) -> Iterator[Finding]:
             "unsteady_machine",
             f"Repeats of a prompt on the same arm differ by {spread:.2f}x in speed (median): something else was "
             "running. The speeds of this run are rough; measure again when the machine is idle.",
-        )
-    for key, values in facts.unfair.items():
-        listed = ", ".join(f"{arm} {mask(value, key)}" for arm, value in values.items())
-        yield finding(
-            "unfair", f"{key} differs between the arms although the experiment does not say it may: {listed}."
         )
     if summary.embedded:
         yield finding(

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from orchestrator.findings.catalogue import CATALOGUE, ERRORS
 from orchestrator.names import nearest
 from orchestrator.schema.base import Env, Flags, Model, Name, Strings
 from orchestrator.schema.place import Node, Runner, Tracking
@@ -75,6 +76,8 @@ class Experiment(Model):
     """Tag shared by the comparisons of one multirun; None outside a multirun."""
 
     @field_validator("varies")
+    allow: Strings = ()
+    """Findings of severity error that are known and accepted: they refuse nothing then."""
     @classmethod
     def _keys_of_an_arm(cls, varies: tuple[str, ...]) -> tuple[str, ...]:
         for key in varies:
@@ -101,3 +104,15 @@ class Experiment(Model):
                 + (f"; nearest: {near}" if near else "")
             )
         return self
+    @field_validator("allow")
+    @classmethod
+    def _names_of_errors(cls, allow: tuple[str, ...]) -> tuple[str, ...]:
+        for code in allow:
+            if code not in ERRORS:
+                near = nearest(code, ERRORS)
+                known = "is a finding that refuses nothing" if code in CATALOGUE else "is not a finding"
+                raise ValueError(
+                    f"'{code}' {known}; allowed: {', '.join(ERRORS)}" + (f"; nearest: {near}" if near else "")
+                )
+        return allow
+

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.lossless import NEAR_TIE, check, first_divergence
+from orchestrator.lossless import NEAR_TIE, Lossless, check, first_divergence, more_often
 from orchestrator.records import RequestRecord
 from tests.record_factory import record
 
 PLAIN = [1, 2, 3, 4]
+TIE = NEAR_TIE["float32"]
 
 
 def probe(margin: float, second: int = 9, ids: list[int] | None = None, position: int = 2) -> RequestRecord:
@@ -42,7 +43,7 @@ def test_a_fork_without_a_known_margin_is_a_failure() -> None:
     assert (fork.position, fork.token, fork.plain_token, fork.margin) == (2, 9, 3, None)
 
 
-@pytest.mark.parametrize(("margin", "excused"), [(NEAR_TIE / 2, True), (NEAR_TIE * 2, False)])
+@pytest.mark.parametrize(("margin", "excused"), [(TIE / 2, True), (TIE * 2, False)])
 def test_a_fork_is_excused_by_a_near_tie_of_the_plain_target_only(margin: float, excused: bool) -> None:
     result = check([record(output_ids=PLAIN), spec([1, 2, 9, 4]), probe(margin)], "plain")["spec"]
     (fork,) = result.near_ties if excused else result.forks
@@ -80,3 +81,37 @@ def test_warm_up_is_not_compared() -> None:
 def test_the_noise_floor_shows_a_plain_arm_that_forks_from_itself() -> None:
     result = check([record(output_ids=PLAIN), record(output_ids=[1, 2, 9, 4], repeat=1)], "plain")["plain"]
     assert len(result.forks) == 1
+
+
+def test_what_counts_as_a_tie_follows_from_the_precision_of_the_target() -> None:
+    # A logit between 16 and 32 in bfloat16 (8 significant bits) moves in steps of 2^4 / 2^7.
+    assert NEAR_TIE["bfloat16"] == 2 * 2**4 / 2**7
+    assert NEAR_TIE["float16"] == 2 * 2**4 / 2**10
+    records = [record(output_ids=PLAIN), spec([1, 2, 9, 4]), probe(0.2)]
+    assert not check(records, "plain")["spec"].ok
+    assert check(records, "plain", NEAR_TIE["bfloat16"])["spec"].ok
+
+
+def _result(forked: int, prompts: int) -> Lossless:
+    records = [record(prompt_id=f"p{place}", output_ids=PLAIN) for place in range(prompts)]
+    for place in range(prompts):
+        records.append(spec([9] if place < forked else PLAIN, prompt_id=f"p{place}"))
+    return check(records, "plain")["spec"]
+
+
+def test_forks_are_weighed_against_those_of_the_plain_arm() -> None:
+    # Fisher's exact test by hand: 2 of 4 against 0 of 4 has a chance of C(4,2) / C(8,2) = 6/28.
+    assert not more_often(_result(2, 4), _result(0, 4))
+    # 4 of 4 against 0 of 4: 1 / C(8,4) = 1/70.
+    assert more_often(_result(4, 4), _result(0, 4))
+    assert not more_often(_result(3, 16), _result(3, 16))
+    assert more_often(_result(9, 16), _result(2, 16))
+    result = _result(2, 4)
+    assert (result.prompts, result.forked_prompts) == (4, 2)
+
+
+def test_a_second_pass_that_forks_alike_is_no_further_evidence() -> None:
+    records = [record(output_ids=PLAIN), record(output_ids=PLAIN, repeat=1)]
+    records += [spec([9]), spec([9], repeat=1)]
+    result = check(records, "plain")["spec"]
+    assert (len(result.forks), result.forked_prompts, result.prompts) == (2, 1, 1)

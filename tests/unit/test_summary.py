@@ -206,7 +206,7 @@ def test_a_server_that_did_not_speculate_is_an_error(run: list[RequestRecord]) -
         ({"status": "interrupted"}, "incomplete"),
         ({"sources": ("", "../earlier")}, "measured_apart"),
         ({"sources": ("../earlier",)}, "adopted"),
-        ({"unfair": {"attention.backend": {"plain": "fa3", "dspine": "triton"}}}, "unfair"),
+        ({"unfair": {"attention.backend": {"plain": "fa3", "dspine": "triton"}}}, "unfair_attention"),
         ({"baseline": None}, "no_plain_arm"),
     ],
 )
