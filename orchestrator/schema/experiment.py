@@ -61,6 +61,8 @@ class Experiment(Model):
     """The arm that speedups and losslessness refer to."""
     varies: Strings
     """Config keys that may differ between arms; what else differs is a finding."""
+    allow: Strings = ()
+    """Findings of severity error that are known and accepted: they refuse nothing then."""
     order: Literal["abba", "once"]
     """``abba``: whole server sessions forwards, then backwards; ``once``: one start per arm, drift uncontrolled."""
     action: Literal["run", "plan", "log"]
@@ -76,8 +78,6 @@ class Experiment(Model):
     """Tag shared by the comparisons of one multirun; None outside a multirun."""
 
     @field_validator("varies")
-    allow: Strings = ()
-    """Findings of severity error that are known and accepted: they refuse nothing then."""
     @classmethod
     def _keys_of_an_arm(cls, varies: tuple[str, ...]) -> tuple[str, ...]:
         for key in varies:
@@ -88,6 +88,18 @@ class Experiment(Model):
                     + (f"; nearest: {near}" if near else "")
                 )
         return varies
+
+    @field_validator("allow")
+    @classmethod
+    def _names_of_errors(cls, allow: tuple[str, ...]) -> tuple[str, ...]:
+        for code in allow:
+            if code not in ERRORS:
+                near = nearest(code, ERRORS)
+                known = "is a finding that refuses nothing" if code in CATALOGUE else "is not a finding"
+                raise ValueError(
+                    f"'{code}' {known}; allowed: {', '.join(ERRORS)}" + (f"; nearest: {near}" if near else "")
+                )
+        return allow
 
     @model_validator(mode="after")
     def _run_dir_is_what_is_logged(self) -> Self:
@@ -104,15 +116,3 @@ class Experiment(Model):
                 + (f"; nearest: {near}" if near else "")
             )
         return self
-    @field_validator("allow")
-    @classmethod
-    def _names_of_errors(cls, allow: tuple[str, ...]) -> tuple[str, ...]:
-        for code in allow:
-            if code not in ERRORS:
-                near = nearest(code, ERRORS)
-                known = "is a finding that refuses nothing" if code in CATALOGUE else "is not a finding"
-                raise ValueError(
-                    f"'{code}' {known}; allowed: {', '.join(ERRORS)}" + (f"; nearest: {near}" if near else "")
-                )
-        return allow
-
