@@ -16,6 +16,7 @@ from runners.engine.drafters.base import DraftSampling
 from runners.engine.drafters.block import BlockConfig, BlockModel, rope_tables
 from runners.engine.drafters.block_drafter import MODELS, BlockDrafter, load_block_model
 from runners.engine.drafters.ngram import NgramDrafter
+from runners.engine.drafters.storage import compress, expand
 from runners.engine.training import objective
 
 HIDDEN, VOCAB, BLOCK = 64, 640, 6
@@ -166,3 +167,44 @@ def test_ngram_may_copy_from_what_it_is_continuing() -> None:
     state = drafter.open([])
     drafter.extend([state], [[8, 8]], None)
     assert drafter.propose([state], [8], [99], [DraftSampling()])[0].tokens == [8] * 5
+
+
+def test_matrices_are_kept_as_int8_to_half_a_step_of_their_row() -> None:
+    torch.manual_seed(1)
+    tensors = {
+        "matrix": torch.randn(5, 300) * torch.tensor([[1e-9], [0.01], [1.0], [30.0], [1e-3]]),
+        "bias": torch.randn(7),
+    }
+    tensors["matrix"][0] = 0
+    kept = compress(tensors, torch.int8)
+    assert {name: tensor.dtype for name, tensor in kept.items()} == {
+        "matrix": torch.int8, "matrix_scale": torch.float16, "bias": torch.float16,
+    }  # fmt: skip
+    back = expand(kept)
+    assert set(back) == set(tensors)
+    step = kept["matrix_scale"].float()[:, None]
+    # The scale's own rounding may push the largest weight of a row a little past 127 steps.
+    assert ((back["matrix"] - tensors["matrix"]).abs() <= 0.57 * step).all()
+    assert torch.equal(back["bias"], tensors["bias"].half().float())
+    assert torch.equal(expand(compress(tensors, torch.float16))["matrix"], tensors["matrix"].half().float())
+
+
+def test_the_losss_gradient_is_that_of_the_chain_of_operations() -> None:
+    torch.manual_seed(2)
+    logits, teacher, label = torch.randn(6, 40), torch.randn(6, 40), torch.randint(0, 40, (6,))
+    counts = torch.tensor([True, True, False, True, True, False])
+
+    def gradients(of: Tensor, leaf: Tensor) -> Tensor:
+        return torch.autograd.grad(2 * of, leaf)[0]
+
+    def expected(leaf: Tensor, share: float) -> Tensor:
+        logprobs = leaf.log_softmax(-1)
+        text = -logprobs.gather(1, label[:, None])[:, 0]
+        soft = -(teacher.softmax(-1) * logprobs).sum(-1)
+        return ((share * text + (1 - share) * soft) * counts).sum() / counts.sum()
+
+    leaf = logits.requires_grad_()
+    for given, share in ((teacher, 0.5), (None, 1.0)):
+        loss = objective.cross_entropy(leaf, label, counts, given)
+        assert torch.allclose(loss, expected(leaf, 1.0), atol=1e-6)  # what is told is the text's loss
+        assert torch.allclose(gradients(loss, leaf), gradients(expected(leaf, share), leaf), atol=1e-6)

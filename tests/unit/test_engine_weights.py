@@ -53,7 +53,8 @@ def test_the_cards_sentences_hold() -> None:
     for name in MODELS:
         made, config = training(name), json.loads((folder_of(name) / "config.json").read_text())
         assert {held["sequences"] for held in made["held_out"]} == {192}
-        assert (made["batch"], made["queries"], made["learning_rate"]) == (64, 256, 0.002)
+        figures = [made[key] for key in ("batch", "anchors", "rows", "learning_rate", "started_from")]
+        assert figures == [128, 20, 96, 0.002, None]
         assert made["trained_beside"] == [other for other in MODELS if other != name]
         assert config[MODELS[name].section]["target_layer_ids"] == [3, 12, 21, 28]
 
