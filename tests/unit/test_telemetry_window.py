@@ -200,4 +200,6 @@ def test_names_for_mlflow_are_grouped_and_in_their_units(tmp_path: Path) -> None
     assert named["gpu/sm_clock_mean_mhz"] == 1755 and named["gpu/throttled_share"] == 0
     assert named["cpu/ms_per_output_token"] == pytest.approx(1000 * 15 / 8)
     assert named["memory/mean_rss_gib"] == 1
+    page = (Path(__file__).parents[2] / "docs/reference/telemetry.md").read_text(encoding="utf-8")
+    assert [name for name in named if f"`{name}`" not in page] == [], "names that the reference page leaves out"
     assert {name.partition("/")[0] for name in named} == {"energy", "gpu", "memory", "cpu", "telemetry"}
