@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,11 +20,12 @@ from orchestrator import environment, facts, lossless, store
 from orchestrator.interrupt import Interrupt, Interrupted
 from orchestrator.masking import mask
 from orchestrator.measure import measure, probe, warmup_count
-from orchestrator.plan import Plan, ServerSession, Trial
+from orchestrator.plan import Plan, ServerSession, Trial, extended
 from orchestrator.progress import Display
 from orchestrator.results import Summary, write_summary
 from orchestrator.schema import ArmConfig, Experiment
 from orchestrator.server_config import start_options
+from orchestrator.stopping import decide
 from orchestrator.store import Store
 from orchestrator.verdict import exit_code
 from runners.base import Runner, ServerFailure
@@ -54,17 +56,22 @@ def run(experiment: Experiment, plan: Plan, directory: Path) -> int:
     described = environment.describe()
     _write_setup(experiment, plan, described, directory)
     progress = _Progress()
-    todo = _adopt(plan, trials, progress)
+    todo = _adopt(plan.sessions, trials, progress)
     if progress.adopted:
         left = "." if any(todo.values()) else ": nothing is left to measure."
         _say(
             console,
             f"{progress.adopted} of {len(plan.trials)} trials are measured already and not measured again{left}",
         )
-    total = sum(_requests(trial, session) for session in plan.sessions for trial in todo[session.index])
-    with Interrupt() as interrupt, Display(console, total) as display:
+    with Interrupt() as interrupt, Display(console, _requests(plan.sessions, todo)) as display:
         try:
-            _measure_all(plan, todo, trials, display, interrupt, progress)
+            _measure_all(plan.sessions, todo, trials, display, interrupt, progress)
+            while (longer := _next_round(experiment, plan, directory, described, progress, display)) is not None:
+                added, plan = longer.sessions[len(plan.sessions) :], longer
+                _write_setup(experiment, plan, described, directory)
+                todo = _adopt(added, trials, progress)
+                display.expect(_requests(added, todo))
+                _measure_all(added, todo, trials, display, interrupt, progress)
             _probe_forks(experiment, plan, trials, display, interrupt)
         except Interrupted as stopped:
             progress.interrupted = stopped
@@ -85,10 +92,10 @@ def make_runner(arm: ArmConfig) -> Runner:
     raise ServerFailure("no_runner", f"runner={arm.runner.kind} is not there yet; runner=embedded is")
 
 
-def _adopt(plan: Plan, trials: Store, progress: _Progress) -> dict[int, list[Trial]]:
+def _adopt(sessions: Sequence[ServerSession], trials: Store, progress: _Progress) -> dict[int, list[Trial]]:
     """Take over what earlier runs measured; returns what is left, by session."""
     todo: dict[int, list[Trial]] = {}
-    for session in plan.sessions:
+    for session in sessions:
         todo[session.index] = []
         for trial in session.trials:
             found = trials.find(trial.key)
@@ -100,11 +107,37 @@ def _adopt(plan: Plan, trials: Store, progress: _Progress) -> dict[int, list[Tri
     return todo
 
 
+def _next_round(
+    experiment: Experiment,
+    plan: Plan,
+    directory: Path,
+    described: dict[str, object],
+    progress: _Progress,
+    display: Display,
+) -> Plan | None:
+    """The plan with another round of repeats where stop.rule=ci_width asks for one."""
+    if experiment.stop.rule == "fixed" or progress.failures:
+        return None
+    result = _summarize(experiment, plan, directory, described, progress)
+    speedups = {arm.name: arm.point.speedup for arm in result.arms if arm.point and arm.point.speedup}
+    if not speedups:
+        return None
+    repeats = 1 + max(trial.repeat for trial in plan.trials)
+    decision = decide(speedups, repeats, experiment.stop.width, experiment.stop.max_repeats)
+    display.note(decision.text)
+    return extended(plan) if decision.more else None
+
+
 def _measure_all(
-    plan: Plan, todo: dict[int, list[Trial]], trials: Store, display: Display, interrupt: Interrupt, progress: _Progress
+    sessions: Sequence[ServerSession],
+    todo: dict[int, list[Trial]],
+    trials: Store,
+    display: Display,
+    interrupt: Interrupt,
+    progress: _Progress,
 ) -> None:
     given_up: set[str] = set()
-    for session in plan.sessions:
+    for session in sessions:
         left = todo[session.index]
         if not left or session.arm.name in given_up:
             continue
@@ -142,8 +175,12 @@ def _probe_forks(experiment: Experiment, plan: Plan, trials: Store, display: Dis
     trials.extend(entry, answers)
 
 
-def _requests(trial: Trial, session: ServerSession) -> int:
-    return len(session.arm.suite.prompts) + warmup_count(trial, session.arm.suite)
+def _requests(sessions: Sequence[ServerSession], todo: dict[int, list[Trial]]) -> int:
+    return sum(
+        len(session.arm.suite.prompts) + warmup_count(trial, session.arm.suite)
+        for session in sessions
+        for trial in todo[session.index]
+    )
 
 
 def _report_failure(failure: ServerFailure, place: str, display: Display, progress: _Progress) -> None:
@@ -201,18 +238,13 @@ def _show(
     console: Console,
 ) -> int:
     """Summary, report, MLflow, table. The records are on disk: whatever fails here, the same command shows it again."""
-    from orchestrator import report, summary
+    from orchestrator import report
     from orchestrator.report import table
 
-    entries, records = store.load(directory)
-    if not entries:
+    if not store.load(directory)[0]:
         _say(console, f"Nothing was measured. Logs: {directory}", style="bold red")
         return 1
-    measured = {entry.server.arm for entry in entries}
-    failed = {arm: str(failure) for arm, failure in progress.failures if arm not in measured}
-    plan = replace(plan, missing={**plan.missing, **failed})
-    gathered = facts.gather(experiment, plan, entries, progress.status, environment.machine(), described)
-    result = summary.summarize(records, gathered)
+    result = _summarize(experiment, plan, directory, described, progress)
     write_summary(result, directory / "summary.json")
     report.write(result, directory)
     where, logged = _track(result, experiment, directory, console)
@@ -222,6 +254,19 @@ def _show(
         f"Report:  {directory / 'report.html'}\nRecords: {directory}" + (f"\nBrowse:  {where}" if where else ""),
     )
     return exit_code(result) or int(bool(progress.failures) or not logged)
+
+
+def _summarize(
+    experiment: Experiment, plan: Plan, directory: Path, described: dict[str, object], progress: _Progress
+) -> Summary:
+    from orchestrator import summary
+
+    entries, records = store.load(directory)
+    measured = {entry.server.arm for entry in entries}
+    failed = {arm: str(failure) for arm, failure in progress.failures if arm not in measured}
+    plan = replace(plan, missing={**plan.missing, **failed})
+    gathered = facts.gather(experiment, plan, entries, progress.status, environment.machine(), described)
+    return summary.summarize(records, gathered)
 
 
 def _track(result: Summary, experiment: Experiment, directory: Path, console: Console) -> tuple[str | None, bool]:

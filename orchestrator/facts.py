@@ -213,5 +213,6 @@ def _setting(base: ArmConfig, experiment: Experiment) -> dict[str, Any]:
         "runner": base.runner.kind,
         "node": base.node.kind,
         "order": experiment.order,
+        "stop": experiment.stop.told,
         "seed": base.seed,
     }

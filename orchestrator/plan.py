@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.identity import arm_content, comparison_key, content_hash, trial_key
 from orchestrator.schema import ArmConfig, Experiment, LoadPoint
 from orchestrator.server_config import drafter_extras
+
+ROUND = 2
+"""Repeats of one ABBA round: forwards and backwards."""
+
+ROUND = 2
+"""Repeats of one ABBA round: forwards and backwards."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +62,16 @@ class Plan:
         return tuple(trial for session in self.sessions for trial in session.trials)
 
 
-def session_order(arms: list[str], repeats: int, order: str) -> list[tuple[str, list[int]]]:
-    """(arm, repeats it serves) per server start.
+def session_order(arms: list[str], repeats: int, order: str, first: int = 0) -> list[tuple[str, list[int]]]:
+    """(arm, repeats it serves) per server start, for so many repeats from the ``first``.
 
     ``abba``: the arms forwards in even repeats and backwards in odd ones, so that a linear drift falls on every arm
     alike; neighbours of the same arm share one start (A B C, C B A -> A B C B A). ``once``: one start per arm.
     """
     if order == "once":
-        return [(arm, list(range(repeats))) for arm in arms]
+        return [(arm, list(range(first, first + repeats))) for arm in arms]
     starts: list[tuple[str, list[int]]] = []
-    for repeat in range(repeats):
+    for repeat in range(first, first + repeats):
         for arm in arms if repeat % 2 == 0 else reversed(arms):
             if starts and starts[-1][0] == arm:
                 starts[-1][1].append(repeat)
@@ -84,22 +90,46 @@ def make_plan(experiment: Experiment, facts: Mapping[str, Any], missing: Mapping
     arms = {name: arm for name, arm in experiment.configs.items() if name not in missing}
     key = comparison_key(arms, experiment.order, facts)
     repeats = max((arm.suite.repeats for arm in arms.values()), default=0)
-    sessions: list[ServerSession] = []
-    position = 0
-    for index, (name, served) in enumerate(session_order(list(arms), repeats, experiment.order)):
-        arm = arms[name]
+    contents = {name: arm_content(arm, facts) for name, arm in arms.items()}
+    keys = {name: content_hash([content["server"], content["engine"]]) for name, content in contents.items()}
+    starts = session_order(list(arms), repeats, experiment.order)
+    return _appended(Plan(key, (), missing), arms, keys, starts, turns=experiment.order == "abba")
+
+
+def extended(plan: Plan) -> Plan:
+    """The plan with one more ABBA round: `ROUND` further repeats of every arm, on server starts of their own.
+
+    What is planned already stays, keys included, so that a rerun that asks for the same rounds finds them measured.
+    """
+    served = {session.arm.name: session for session in reversed(plan.sessions)}
+    names = list(dict.fromkeys(session.arm.name for session in plan.sessions))
+    first = 1 + max(trial.repeat for trial in plan.trials)
+    arms: dict[str, ArmConfig] = {}
+    for name in names:
+        arm = served[name].arm
+        arms[name] = arm.model_copy(update={"suite": arm.suite.model_copy(update={"repeats": first + ROUND})})
+    keys = {name: served[name].key for name in names}
+    return _appended(plan, arms, keys, session_order(names, ROUND, "abba", first), turns=True)
+
+
+def _appended(
+    plan: Plan, arms: Mapping[str, ArmConfig], keys: Mapping[str, str], starts: list[tuple[str, list[int]]], turns: bool
+) -> Plan:
+    """``turns``: odd repeats go through the load points backwards."""
+    sessions = list(plan.sessions)
+    position = len(plan.trials)
+    for name, served in starts:
+        arm, index = arms[name], len(sessions)
         trials: list[Trial] = []
         for repeat in served:
             if repeat >= arm.suite.repeats:
                 continue
-            for load in _load_points(arm, backwards=experiment.order == "abba" and repeat % 2 == 1):
-                trial = trial_key(key, name, index, repeat, load, position)
+            for load in _load_points(arm, backwards=turns and repeat % 2 == 1):
+                trial = trial_key(plan.key, name, index, repeat, load, position)
                 trials.append(Trial(trial, name, index, repeat, load, position))
                 position += 1
-        content = arm_content(arm, facts)
-        server_key = content_hash([content["server"], content["engine"]])
-        sessions.append(ServerSession(index, arm, arm.server, server_key, tuple(trials)))
-    return Plan(key, tuple(sessions), missing)
+        sessions.append(ServerSession(index, arm, arm.server, keys[name], tuple(trials)))
+    return replace(plan, sessions=tuple(sessions))
 
 
 def _load_points(arm: ArmConfig, backwards: bool) -> list[LoadPoint]:

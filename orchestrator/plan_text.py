@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from orchestrator.plan import Plan, unexpected_differences
+from orchestrator.plan import ROUND, Plan, extended, unexpected_differences
 from orchestrator.schema import ArmConfig, Experiment, Load
 from orchestrator.server_config import start_options
 
@@ -48,7 +48,17 @@ def render(experiment: Experiment, plan: Plan, missing: Mapping[str, str]) -> st
         for trial in session.trials
     ]
     lines += _table(header, rows)
-    return "\n".join([*lines, "", cost(plan), f"comparison key {plan.key}", ""])
+    lines += ["", cost(plan)]
+    if experiment.stop.rule == "ci_width":
+        most = _longest(plan, experiment.stop.max_repeats)
+        lines.append(f"stop: {experiment.stop.told}; with all of them {cost(most)}")
+    return "\n".join([*lines, f"comparison key {plan.key}", ""])
+
+
+def _longest(plan: Plan, max_repeats: int) -> Plan:
+    while plan.trials and max(trial.repeat for trial in plan.trials) + 1 + ROUND <= max_repeats:
+        plan = extended(plan)
+    return plan
 
 
 def _facts(base: ArmConfig, experiment: Experiment) -> list[str]:

@@ -65,6 +65,10 @@ class Display:
         if not self.console.is_terminal and time.monotonic() - self._last > _SILENCE_S:
             self.note(text)  # a log shows that something is going on, and not each step of it
 
+    def expect(self, more: int) -> None:
+        """So many requests more than said at first will be measured."""
+        self._live.update(self._task, total=(self._live.tasks[self._task].total or 0) + more)
+
     def advance(self) -> None:
         """One request more has ended."""
         self._live.advance(self._task)

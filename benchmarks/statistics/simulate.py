@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -30,6 +31,8 @@ class World:
     """The truth: geometric mean over all prompts there could be, by arm; the first is the plain arm."""
     prompts: int = 16
     repeats: int = 2
+    rounds: int = 1
+    """So many times the repeats, as `orchestrator.plan.extended` appends them."""
     order: Literal["abba", "once"] = "abba"
     spread: float = 0.2
     """Of the log speedup between prompts."""
@@ -70,10 +73,14 @@ SHAPES: dict[str, Draws] = {
 def experiment(world: World, rng: np.random.Generator) -> dict[str, list[Observation]]:
     """One comparison: arm -> its requests."""
     tokens, rates = suite(world, rng)
-    whole = world.repeats * sum(float((tokens / np.exp(rate)).sum()) for rate in rates.values())
+    whole = world.rounds * world.repeats * sum(float((tokens / np.exp(rate)).sum()) for rate in rates.values())
     requests: dict[str, list[Observation]] = {arm: [] for arm in world.arms}
     clock = 0.0
-    for start, (arm, repeats) in enumerate(session_order(world.arms, world.repeats, world.order)):
+    rounds = [
+        session_order(world.arms, world.repeats, world.order, first=number * world.repeats)
+        for number in range(world.rounds)
+    ]
+    for start, (arm, repeats) in enumerate(chain.from_iterable(rounds)):
         shift = rng.normal(0, world.restart)
         for repeat in repeats:
             logs = rates[arm] + shift + rng.normal(0, world.trial) + rng.normal(0, world.noise, world.prompts)

@@ -48,6 +48,21 @@ ARM_GROUPS = tuple(name for name in ARM_KEYS if name not in ("seed", "server_arg
 """Those of them that are config groups."""
 
 
+class Stop(Model):
+    """When a comparison has enough repeats."""
+
+    rule: Literal["fixed", "ci_width"]
+    """``fixed``: after the suite's repeats. ``ci_width``: ABBA rounds are added while an interval is wide."""
+    width: Annotated[float, Field(gt=0, lt=1)]
+    """Longer arm of the 95% interval of a speedup, as a share of it, that is narrow enough."""
+    max_repeats: Annotated[int, Field(ge=2)]
+    """The most repeats, the suite's own included."""
+
+    @property
+    def told(self) -> str:
+        return self.rule if self.rule == "fixed" else f"ci_width {self.width:g}, at most {self.max_repeats} repeats"
+
+
 class Experiment(Model):
     """One comparison. Ratios are formed inside it only."""
 
@@ -65,6 +80,7 @@ class Experiment(Model):
     """Findings of severity error that are known and accepted: they refuse nothing then."""
     order: Literal["abba", "once"]
     """``abba``: whole server sessions forwards, then backwards; ``once``: one start per arm, drift uncontrolled."""
+    stop: Stop = Stop(rule="fixed", width=0.05, max_repeats=8)
     action: Literal["run", "plan", "log"]
     run_dir: str | None = None
     """What ``action=log`` logs: the directory of a comparison or of a sweep."""
@@ -105,6 +121,22 @@ class Experiment(Model):
     def _run_dir_is_what_is_logged(self) -> Self:
         if self.run_dir is not None and self.action != "log":
             raise ValueError(f"run_dir: belongs to action=log; action={self.action} does not use it")
+        return self
+
+    @model_validator(mode="after")
+    def _rounds_are_whole(self) -> Self:
+        if self.stop.rule == "fixed":
+            return self
+        repeats = {arm.suite.repeats for arm in self.configs.values()}
+        if self.order != "abba":
+            raise ValueError(f"stop.rule: ci_width adds ABBA rounds; it needs order=abba, not order={self.order}")
+        if len(repeats) > 1 or any(count % 2 for count in repeats):
+            told = ", ".join(map(str, sorted(repeats)))
+            raise ValueError(f"stop.rule: ci_width needs an even suite.repeats, the same in every arm, not {told}")
+        if self.stop.max_repeats < max(repeats, default=0):
+            raise ValueError(
+                f"stop.max_repeats: {self.stop.max_repeats} is below suite.repeats, which is {max(repeats)}"
+            )
         return self
 
     @model_validator(mode="after")

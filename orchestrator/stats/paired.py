@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from pydantic import BaseModel, ConfigDict
 
@@ -43,6 +43,24 @@ class PairedRatio(BaseModel):
     """What the server starts add to it, combined as the root of the sum of squares. None where their spread cannot be
     estimated: the interval then covers other prompts, not other starts."""
 
+    narrowest: float | None = None
+    """What ``half`` comes to with ever more repeats of these prompts: how far the prompts themselves lie apart. Only
+    more prompts go below it. None with a single repeat."""
+
+    @property
+    def half(self) -> float | None:
+        """The longer arm of the interval as a share of the ratio: 0.05 is +-5%."""
+        return None if self.high is None else self.high / self.ratio - 1
+
+    narrowest: float | None = None
+    """What ``half`` comes to with ever more repeats of these prompts: how far the prompts themselves lie apart. Only
+    more prompts go below it. None with a single repeat."""
+
+    @property
+    def half(self) -> float | None:
+        """The longer arm of the interval as a share of the ratio: 0.05 is +-5%."""
+        return None if self.high is None else self.high / self.ratio - 1
+
     @property
     def over_starts(self) -> bool:
         """Whether the interval covers the spread between server starts."""
@@ -69,12 +87,13 @@ def paired_ratio(
     pairs = sorted(left.keys() & right.keys())
     if not pairs:
         return None
-    logs: defaultdict[str, list[float]] = defaultdict(list)
+    logs: defaultdict[str, dict[int, float]] = defaultdict(dict)
     for prompt, repeat in pairs:
-        logs[prompt].append(left[prompt, repeat].log_rate - right[prompt, repeat].log_rate)
-    means = [math.fsum(values) / len(values) for values in logs.values()]
-    mean = math.fsum(means) / len(means)
+        logs[prompt][repeat] = left[prompt, repeat].log_rate - right[prompt, repeat].log_rate
+    means = [_mean(values.values()) for values in logs.values()]
+    mean = _mean(means)
     prompts = mean_term(means)
+    own = None if prompts is None else _of_prompts(prompts, logs)
     starts: Term | None = None
     if restarts is not None:
         starts = restarts.term(
@@ -94,7 +113,46 @@ def paired_ratio(
         detectable=None if prompts is None else math.exp(detectable(terms, level)),
         prompts_se=None if prompts is None else math.sqrt(prompts.variance),
         restarts_se=None if starts is None else math.sqrt(starts.variance),
+        narrowest=None if own is None else math.expm1(half_width([own], level)),
     )
+
+
+def _of_prompts(whole: Term, logs: Mapping[str, Mapping[int, float]]) -> Term | None:
+    """What is left of the prompts' term without the noise of their requests, which more repeats average out."""
+    repeats = sorted({repeat for values in logs.values() for repeat in values})
+    full = [[values[repeat] for repeat in repeats] for values in logs.values() if len(values) == len(repeats)]
+    if len(repeats) < 2 or len(full) < 2:
+        return None
+    shifts = [_mean(column) for column in zip(*full, strict=True)]
+    grand = _mean(shifts)
+    left = math.fsum(
+        (value - _mean(row) - shift + grand) ** 2 for row in full for value, shift in zip(row, shifts, strict=True)
+    )
+    noise = left / (len(full) - 1) / (len(repeats) - 1) / len(repeats) / len(logs)
+    return Term(max(0.0, whole.variance - noise), whole.df)
+
+
+def _mean(values: Collection[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _of_prompts(whole: Term, logs: Mapping[str, Mapping[int, float]]) -> Term | None:
+    """What is left of the prompts' term without the noise of their requests, which more repeats average out."""
+    repeats = sorted({repeat for values in logs.values() for repeat in values})
+    full = [[values[repeat] for repeat in repeats] for values in logs.values() if len(values) == len(repeats)]
+    if len(repeats) < 2 or len(full) < 2:
+        return None
+    shifts = [_mean(column) for column in zip(*full, strict=True)]
+    grand = _mean(shifts)
+    left = math.fsum(
+        (value - _mean(row) - shift + grand) ** 2 for row in full for value, shift in zip(row, shifts, strict=True)
+    )
+    noise = left / (len(full) - 1) / (len(repeats) - 1) / len(repeats) / len(logs)
+    return Term(max(0.0, whole.variance - noise), whole.df)
+
+
+def _mean(values: Collection[float]) -> float:
+    return math.fsum(values) / len(values)
 
 
 def start_weights(observations: Iterable[Observation]) -> list[float]:
