@@ -15,7 +15,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from orchestrator import identity, preflight
+from orchestrator import fairness, identity, preflight
 from orchestrator.compose import CONFIG_NAME, VERSION_BASE, load
 from orchestrator.names import ConfigError, nearest
 from orchestrator.overrides import Override
@@ -162,6 +162,7 @@ def planned(experiment: Experiment) -> Plan:
 def refuse(experiment: Experiment) -> None:
     """Raises ConfigError for what cannot run here."""
     preflight.check_machine(experiment)
+    fairness.refuse(experiment)
     preflight.refuse_missing(experiment, preflight.missing_arms(experiment))
 
 
