@@ -87,7 +87,9 @@ class Framing:
             if end < 0:
                 self._rest = data[place:]
                 break
-            self._left = max(0, int(data[start:end].partition(b";")[0], 16))
+            self._left = int(data[start:end].partition(b";")[0], 16)
+            if self._left < 0:
+                raise ValueError("a chunk of negative size")
             self._trailers = self._left == 0
             place = end + 2
         return b"".join(parts) if len(parts) != 1 else parts[0]

@@ -1,0 +1,93 @@
+"""The client measures itself: provoked by burning CPU and by blocking the loop, for real."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+import uvloop
+
+from orchestrator.load.self_check import PERIOD_S, ClientUsage, Watch
+from tests.record_factory import record
+
+
+def watch(work: Callable[[], Coroutine[Any, Any, None]]) -> ClientUsage:
+    async def go() -> ClientUsage:
+        with Watch() as watch:
+            await work()
+        # A chunk every 100 ms.
+        return watch.usage([record(late_s=0.001), record(late_s=0.003)])
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(go())
+
+
+async def idle() -> None:
+    await asyncio.sleep(0.3)
+
+
+async def burn() -> None:
+    """All of a core, in pieces too short to make the loop late."""
+    end = time.process_time() + 0.3
+    while time.process_time() < end:
+        busy = time.process_time() + 0.0005
+        while time.process_time() < busy:
+            pass
+        await asyncio.sleep(0)
+
+
+async def block() -> None:
+    await asyncio.sleep(0.1)
+    time.sleep(0.5)
+    await asyncio.sleep(0.1)
+
+
+def test_a_client_that_waits_is_no_bottleneck() -> None:
+    usage = watch(idle)
+    assert usage.cpu_share < 0.5 and usage.wall_s >= 0.3
+    assert usage.loop_cpu_s <= usage.cpu_s
+    assert usage.chunk_gap_p50_s == pytest.approx(0.1)
+    assert (usage.late_p99_s, usage.late_max_s) == (pytest.approx(0.00298), 0.003)
+
+
+def test_a_client_that_burns_its_core_is_a_bottleneck() -> None:
+    usage = watch(burn)
+    assert usage.loop_cpu_s >= 0.3
+    share = usage.cpu_s / usage.wall_s  # on a machine that is busy elsewhere, less than a core
+    judged = usage.model_copy(update={"wall_s": usage.cpu_s / max(share, 0.9), "lag_p99_s": 0.0})
+    assert judged.bottleneck is not None and "of a core" in judged.bottleneck
+
+
+def test_a_blocked_loop_counts_for_every_moment_it_was_blocked() -> None:
+    usage = watch(block)
+    assert usage.lag_max_s >= 0.5 - PERIOD_S and usage.cpu_share < 0.5
+    assert usage.bottleneck is not None and "late (p99), with a chunk every 100.0 ms" in usage.bottleneck
+    late = usage.lag_p99_s
+    assert late >= 0.4, "one timer out of some thirty was called late, but some twenty-five were due meanwhile"
+
+
+@pytest.mark.parametrize(
+    ("changes", "bottleneck"),
+    [
+        ({}, False),
+        ({"cpu_s": 8.1}, True),
+        ({"cpu_s": 7.9}, False),
+        ({"lag_p99_s": 0.0021}, True),
+        ({"lag_p99_s": 0.0019}, False),  # of a chunk every 20 ms
+        ({"lag_p99_s": 0.0009, "chunk_gap_p50_s": 0.002}, False),  # below what matters
+        ({"lag_p99_s": 0.5, "chunk_gap_p50_s": None}, False),
+    ],
+)
+def test_where_the_line_is(changes: dict[str, float], bottleneck: bool) -> None:
+    fields = {
+        "wall_s": 10.0,
+        "cpu_s": 1.0,
+        "loop_cpu_s": 1.0,
+        "lag_p99_s": 0.0,
+        "lag_max_s": 0.0,
+        "chunk_gap_p50_s": 0.02,
+    }
+    assert (ClientUsage(**(fields | changes)).bottleneck is not None) == bottleneck
