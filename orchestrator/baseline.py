@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,7 +102,7 @@ def find(identity: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -> Ceil
     """The ceiling of a plain server that is ready and idle.
 
     ``identity``: its ``/server_info``; ``gpus``: those it uses, as the sampler describes them. On a CPU the bandwidth
-    is measured, which takes about a second the first time.
+    is measured, which takes half a second.
     """
     weights = weights_bytes(identity, model_config(identity))
     if identity.get("device") == "cpu":
@@ -192,7 +191,6 @@ def _cpu_bandwidth(weights: float | None, threads: int | None) -> Known:
     return Known(read_bandwidth(size, count), f"reading {size // 2**20} MiB with {count} threads, best pass")
 
 
-@cache
 def read_bandwidth(size: int, threads: int) -> float:
     """Bytes/s of reading ``size`` bytes with ``threads`` threads, the best of the passes in half a second.
 

@@ -93,7 +93,10 @@ def _arm(
         identity=mask(sessions[0].identity) if sessions else {},
         capacity=served.capacity(sessions[0].identity) if sessions else None,
         crossover=crossover((p.concurrency, p.speedup.ratio) for p in points if p.concurrency and p.speedup),
-        ceiling=next((session.ceiling for session in sessions if session.ceiling), None),
+        # Of several measurements of the memory's bandwidth the best: all else is noise from below.
+        ceiling=max(
+            (one.ceiling for one in sessions if one.ceiling), key=lambda ceiling: ceiling.tok_s or 0.0, default=None
+        ),
     )
 
 

@@ -13,6 +13,8 @@ from orchestrator.telemetry.window import MAX_GAP_S, TrialUsage
 THROTTLED = 0.01
 """Share of a trial's samples from which throttling is told: one sample in a hundred can be the end of a ramp."""
 CLOCKS_APART = 0.03
+BEFORE_BYTES = 256 * 2**20
+"""An idle GPU shows a few MiB; whatever has computed on it since it was opened holds more than this."""
 _MIB = 2**20
 
 
@@ -59,12 +61,14 @@ def _gpu(arm: Arm, at: str, usage: Usage) -> Iterator[Finding]:
             arm.name,
         )
     if usage.vram_other_bytes:
-        yield finding(
-            "gpu_shared",
-            f"{arm.name}{at}: processes that are not the server's held up to {usage.vram_other_bytes / _MIB:.0f} MiB "
-            "of its GPU's memory: whatever they computed took time from the server.",
-            arm.name,
+        held = (
+            f"other processes than the server's held up to {usage.vram_other_bytes / _MIB:.0f} MiB of its GPU's memory"
         )
+    elif usage.vram_other_bytes is None and (usage.vram_before_bytes or 0) > BEFORE_BYTES:
+        held = f"{(usage.vram_before_bytes or 0) / _MIB:.0f} MiB of its GPU's memory were in use before it started"
+    else:
+        return
+    yield finding("gpu_shared", f"{arm.name}{at}: {held}: whatever computed there took time from the server.", arm.name)
 
 
 def _clocks(summary: Summary) -> Iterator[Finding]:

@@ -39,12 +39,10 @@ def _used(text: Callable[[Usage], str | None]) -> Callable[[Arm, Point], str]:
     return lambda _, point: (text(point.usage) if point.usage else None) or ABSENT
 
 
-def _number(figure: Callable[[Usage], float | None], digits: int, factor: float = 1.0) -> Callable[[Arm, Point], str]:
-    def text(usage: Usage) -> str | None:
-        value = figure(usage)
-        return None if value is None else f"{factor * value:.{digits}f}"
-
-    return _used(text)
+def _number(
+    figure: Callable[[Usage], float | None], digits: int, factor: float = 1.0, unit: str = ""
+) -> Callable[[Arm, Point], str]:
+    return _used(lambda usage: _text(figure(usage), digits, factor, unit))
 
 
 def _pair(
@@ -57,30 +55,18 @@ def _pair(
     return _used(text)
 
 
-def _throttled(usage: Usage) -> str | None:
-    if usage.throttled_share is None:
-        return None
-    return f"{usage.throttled_share:.0%}" + (f" ({', '.join(usage.throttled)})" if usage.throttled else "")
-
-
-def _sampler(usage: Usage) -> str | None:
-    return None if usage.sampler_share is None else f"{usage.sampler_share:.1%}"
-
-
 ROWS = (
     MachineRow("Machine", "joules per output token", _number(lambda u: u.energy_per_token_j, 2), "J/token"),
-    MachineRow("Machine", "GPU power mean / peak, W", _pair(lambda u: u.power_mean_w, lambda u: u.power_peak_w)),
-    MachineRow("Machine", "SM clock mean / lowest, MHz", _pair(lambda u: u.sm_mean_mhz, lambda u: u.sm_low_mhz)),
-    MachineRow("Machine", "memory clock mean, MHz", _number(lambda u: u.memory_clock_mean_mhz, 0)),
-    MachineRow(
-        "Machine", "temperature mean / peak, °C", _pair(lambda u: u.temperature_mean_c, lambda u: u.temperature_peak_c)
-    ),
+    MachineRow("Machine", "GPU power mean/peak, W", _pair(lambda u: u.power_mean_w, lambda u: u.power_peak_w)),
+    MachineRow("Machine", "SM clock mean/low, MHz", _pair(lambda u: u.sm_mean_mhz, lambda u: u.sm_low_mhz)),
+    MachineRow("Machine", "memory clock, MHz", _number(lambda u: u.memory_clock_mean_mhz, 0)),
+    MachineRow("Machine", "GPU °C mean/peak", _pair(lambda u: u.temperature_mean_c, lambda u: u.temperature_peak_c)),
     MachineRow("Machine", "GPU busy, %", _number(lambda u: u.utilisation_mean, 0, 100)),
-    MachineRow("Machine", "throttled, share of the time", _used(_throttled)),
-    MachineRow("Machine", "server CPU, ms per output token", _number(lambda u: u.cpu_per_token_s, 1, 1000)),
-    MachineRow("Machine", "server CPU, cores in use", _number(lambda u: u.cpu_cores_mean, 2)),
-    MachineRow("Machine", "sampling, share of a core", _used(_sampler)),
-    MachineRow("Baseline", "share of the bandwidth ceiling", lambda arm, _: share_of_ceiling(arm)),
+    MachineRow("Machine", "throttled, share of time", _number(lambda u: u.throttled_share, 0, 100, "%")),
+    MachineRow("Machine", "CPU ms per output token", _number(lambda u: u.cpu_per_token_s, 1, 1000)),
+    MachineRow("Machine", "CPU cores in use", _number(lambda u: u.cpu_cores_mean, 2)),
+    MachineRow("Machine", "sampling, share of a core", _number(lambda u: u.sampler_share, 1, 100, "%")),
+    MachineRow("Baseline", "share of bandwidth ceiling", lambda arm, _: share_of_ceiling(arm)),
     MachineRow("Baseline", "CUDA graphs / overlap", lambda arm, _: graphs_and_overlap(arm)),
 )
 

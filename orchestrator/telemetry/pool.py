@@ -42,6 +42,8 @@ class Usage(BaseModel):
     """Peak of the server's own processes."""
     vram_other_bytes: float | None
     """Peak of processes that are not the server's."""
+    vram_before_bytes: float | None
+    """Used before the server started, at most."""
     rss_mean_bytes: float | None
     rss_peak_bytes: float | None
     cpu_s: float | None
@@ -93,6 +95,7 @@ def pool(trials: Sequence[TrialUsage]) -> Usage | None:
         vram_peak_bytes=peak(lambda gpu: gpu.used_bytes, math.fsum),
         vram_server_bytes=peak(lambda gpu: gpu.server_bytes, math.fsum),
         vram_other_bytes=peak(lambda gpu: gpu.other_bytes, math.fsum),
+        vram_before_bytes=max((gpu.before_bytes for gpu in gpus if gpu.before_bytes is not None), default=None),
         rss_mean_bytes=_weighted((trial.seconds, _mean(trial.rss_bytes)) for trial in trials),
         rss_peak_bytes=max((trial.rss_bytes.high for trial in trials if trial.rss_bytes), default=None),
         cpu_s=cpu,

@@ -76,8 +76,11 @@ def read(path: Path) -> Samples:
 
 def copy(source: Path, target: Path, start: float, end: float) -> None:
     """What belongs to one trial, as a new file: the samples from ``start`` to ``end`` (client's clock) and for a second
-    more to either side, and all that is not a sample."""
-    kept = {line["mono"] for _, line in read(source).between(start, end, margin=1.0)}
+    more to either side, the very first one, and all that is not a sample."""
+    found = read(source)
+    kept = {line["mono"] for _, line in found.between(start, end, margin=1.0)} | {
+        line["mono"] for line in found.lines[:1]
+    }
     with target.open("xb") as file:
         for text in source.read_bytes().split(b"\n"):
             line = parse(text)

@@ -48,6 +48,8 @@ class GpuUsage(_Frozen):
     """Of the server's processes; None where NVML names none of them (containers may hide them)."""
     other_bytes: Spread | None
     """Of processes that are not the server's; known where ``server_bytes`` is."""
+    before_bytes: int | None
+    """Used before the server was there; None where the first sample came too late for that."""
     utilisation: Spread | None
     """Share of the time with any kernel running, 0..1."""
     power_w: Spread | None
@@ -130,7 +132,8 @@ def usage(samples: Samples, records: Sequence[RequestRecord]) -> TrialUsage | No
         samples=len(inside),
         longest_gap_s=_longest_gap([time for time, _ in around], start, end),
         gpus=[
-            _gpu(place, facts, around, inside, start, end) for place, facts in enumerate(samples.start.get("gpus", []))
+            _gpu(place, facts, samples.lines[:1], around, inside, start, end)
+            for place, facts in enumerate(samples.start.get("gpus", []))
         ],
         rss_bytes=_spread(line["server"]["rss_bytes"] for line in inside if line["server"]),
         cpu_s=_difference([(time, read["cpu_s"]) for time, read in server], start, end),
@@ -141,7 +144,13 @@ def usage(samples: Samples, records: Sequence[RequestRecord]) -> TrialUsage | No
 
 
 def _gpu(
-    place: int, facts: Line, around: Sequence[tuple[float, Line]], inside: Sequence[Line], start: float, end: float
+    place: int,
+    facts: Line,
+    first: Sequence[Line],
+    around: Sequence[tuple[float, Line]],
+    inside: Sequence[Line],
+    start: float,
+    end: float,
 ) -> GpuUsage:
     readings = [line["gpus"][place] for line in inside]
 
@@ -162,6 +171,7 @@ def _gpu(
         used_bytes=spread("used_bytes"),
         server_bytes=_spread(own),
         other_bytes=_spread(other),
+        before_bytes=next((line["gpus"][place]["used_bytes"] for line in first if line["server"] is None), None),
         utilisation=spread("utilisation"),
         power_w=spread("power_w"),
         sm_mhz=spread("sm_mhz"),

@@ -108,11 +108,8 @@ def test_a_model_whose_folder_is_elsewhere_has_no_config(tmp_path: Path) -> None
     assert model_config({"model_path": "by-name", "tokenizer_path": str(tmp_path)}) == {}
 
 
-def test_reading_memory_is_measured_once_and_within_reason() -> None:
-    size = 32 * 2**20
-    found = read_bandwidth(size, 1)
-    assert 1e8 < found < 1e13, "bytes/s of a machine of this century"
-    assert read_bandwidth(size, 1) == found, "the second time it is remembered"
+def test_reading_memory_is_measured_within_reason() -> None:
+    assert 1e8 < read_bandwidth(32 * 2**20, 1) < 1e13, "bytes/s of a machine of this century"
     identity = {"device": "cpu", "threads": 1, "internal_states": [{"memory_usage": {"weight": 0.01}}]}
     ceiling = find(identity, [])
     assert ceiling.bandwidth_source == "reading 64 MiB with 1 threads, best pass", "larger than a core's caches"

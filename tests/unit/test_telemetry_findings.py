@@ -94,6 +94,21 @@ def test_another_process_on_the_gpu_is_found(observed: Callable[..., Summary]) -
     assert (found.code, found.arm) == ("gpu_shared", "plain") and "700 MiB" in found.text
 
 
+@pytest.mark.parametrize(("before", "expected"), [(4 * 2**30, ["gpu_shared"]), (5 * 2**20, [])])
+def test_where_processes_are_hidden_memory_from_before_the_server_tells_of_others(
+    observed: Callable[..., Summary], before: int, expected: list[str]
+) -> None:
+    def hidden(t: float) -> dict[str, Any]:
+        return {"processes": {"4242": 2**30}, "used_bytes": before if t < 0 else 70 * 2**30}
+
+    def server(t: float) -> dict[str, Any] | None:
+        return None if t < 0 else {"pids": [100], "rss_bytes": 1, "cpu_s": t}
+
+    found = own(observed(plain={"gpu": hidden, "server": server}))
+    assert [one.code for one in found] == expected
+    assert all("4096 MiB" in one.text and "before it started" in one.text for one in found)
+
+
 def test_missing_samples_are_found_and_why(observed: Callable[..., Summary]) -> None:
     killed = {"kind": "end", "code": -9, "said": ""}
     found = own(observed(times=lambda end: tenths(-1, end / 2), plain={"end": killed}))
@@ -146,10 +161,10 @@ def test_the_table_the_page_and_mlflow_show_it(observed: Callable[..., Summary])
     rows = {
         row.label: dict(zip((arm.name for arm in summary.arms), row.cells, strict=True)) for row in table.rows(summary)
     }
-    assert rows["GPU power mean / peak, W"]["dspine"] == "500 / 500"
-    assert rows["throttled, share of the time"]["dspine"] == "0%"
-    assert rows["share of the bandwidth ceiling"]["plain"].startswith("63% of")
-    assert rows["share of the bandwidth ceiling"]["dspine"] == machine.ABSENT
+    assert rows["GPU power mean/peak, W"]["dspine"] == "500 / 500"
+    assert rows["throttled, share of time"]["dspine"] == "0%"
+    assert rows["share of bandwidth ceiling"]["plain"].startswith("63% of")
+    assert rows["share of bandwidth ceiling"]["dspine"] == machine.ABSENT
     assert rows["CUDA graphs / overlap"]["plain"] == "on / on"
     plain = next(arm for arm in summary.arms if arm.baseline)
     named = arm_metrics(plain)
