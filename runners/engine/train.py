@@ -4,7 +4,8 @@
     python -m runners.engine.train fit --model FOLDER --text text-0.npz --out DIR --seconds 900
 
 Meant for one GPU (minutes); both run on a CPU at a small scale, which the tests use. Prompts are those of
-``training/prompts.py`` and ones that the target itself makes up; whatever overlaps with a shipped suite is dropped.
+``training/prompts.py``, ones about the words of WordNet where its folder is given, and ones that the target makes up
+itself; whatever overlaps with a shipped suite is dropped.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ def generate(args: argparse.Namespace) -> None:
     from runners.engine.training.overlap import SuiteFilter
     from runners.engine.training.prompts import prompts as written_prompts
     from runners.engine.training.prompts import stdlib_prompts
+    from runners.engine.training.wordnet import wordnet_prompts
 
     device = device_of()
     started = time.monotonic()
@@ -112,6 +114,8 @@ def generate(args: argparse.Namespace) -> None:
     n = args.prompts
     pool = [("written", p) for p in written_prompts(args.seed, n)]
     pool += [("stdlib", p) for p in stdlib_prompts(args.seed, n // 5)]
+    if args.wordnet:
+        pool += [("wordnet", p) for p in wordnet_prompts(args.wordnet, args.seed, args.wordnet_prompts)]
     pool += [("own", p) for p in made_up]
     pool = [(kind, p) for kind, p in pool if not overlap.overlaps(p)]
     random.Random(args.seed).shuffle(pool)
@@ -385,6 +389,8 @@ def main() -> None:
     text.add_argument("--seed", type=int, default=0)
     text.add_argument("--rows", type=int, default=4096)
     text.add_argument("--prompts", type=int, default=200_000)
+    text.add_argument("--wordnet", type=Path, help="folder with WordNet's data.noun and data.verb")
+    text.add_argument("--wordnet-prompts", type=int, default=200_000)
     text.add_argument("--prompt-tokens", type=int, default=176)
     text.add_argument("--new-tokens", type=int, default=96)
     text.set_defaults(run=generate)

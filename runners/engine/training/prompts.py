@@ -34,7 +34,7 @@ _WISHES = (
 _OPENERS = "Hi! |Hello. |Hey, |Please help me. |Quick question: |I have a question. |Can you help me? ".split("|")
 
 
-def _sections(path: Path) -> dict[str, list[str]]:
+def sections(path: Path) -> dict[str, list[str]]:
     """Lines of a data file by section header, comments and empty lines left out."""
     found: dict[str, list[str]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -50,14 +50,14 @@ def _sections(path: Path) -> dict[str, list[str]]:
 @cache
 def topics() -> dict[str, list[str]]:
     """Slot name -> its values."""
-    return _sections(DATA / "topics.txt")
+    return sections(DATA / "topics.txt")
 
 
 @cache
 def templates() -> list[tuple[str, float, list[str]]]:
     """(section, weight, request templates)."""
     found = []
-    for header, lines in _sections(DATA / "templates.txt").items():
+    for header, lines in sections(DATA / "templates.txt").items():
         name, weight = header.split()
         found.append((name, float(weight), lines))
     return found
@@ -94,7 +94,7 @@ def _fill(template: str, r: Random) -> str:
     return text[0].upper() + text[1:]
 
 
-def _style(text: str, r: Random) -> str:
+def style(text: str, r: Random) -> str:
     """Some users open with a greeting, add a wish, forget capitals or the question mark."""
     roll = r.random()
     if roll < 0.16:
@@ -142,7 +142,7 @@ def _stream(seed: int) -> Iterator[str]:
     seen: set[str] = set()
     while True:
         kind = kinds[bisect(bounds, r.random() * bounds[-1])]
-        text = _style(_fill(r.choice(kind), r), r) if isinstance(kind, list) else kind(r)
+        text = style(_fill(r.choice(kind), r), r) if isinstance(kind, list) else kind(r)
         if text not in seen:
             seen.add(text)
             yield text
