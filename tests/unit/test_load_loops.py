@@ -50,7 +50,6 @@ def test_poisson_arrivals_are_exponential_and_follow_from_the_seed() -> None:
     assert times[0] == 0.0 and mean == pytest.approx(0.2, rel=0.03)
     above = sum(gap > 0.4 for gap in gaps) / len(gaps)
     assert above == pytest.approx(0.1353, abs=0.01), "exp(-2) exceed twice the mean"
-    )
     assert sum((gap - mean) ** 2 for gap in gaps) / len(gaps) == pytest.approx(mean**2, rel=0.06), "sd = mean"
     assert schedule("poisson", 5.0, 100, seed=1, repeat=0) == times[:100]
     assert schedule("poisson", 10.0, 100, seed=1, repeat=0) == pytest.approx([time / 2 for time in times[:100]])
