@@ -11,11 +11,9 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise, zip_longest
 
 from pydantic import BaseModel, ConfigDict
-from scipy.special import stdtrit
 
 from orchestrator.records import RequestRecord, SpecCounters
-
-LEVEL = 0.95
+from orchestrator.stats import ratio_of_sums
 
 
 class Position(BaseModel):
@@ -53,7 +51,8 @@ class Acceptance(BaseModel):
     """Headline: 1 + sum(correct) / sum(verify steps); the 1 is the bonus token."""
     tau_low: float | None
     tau_high: float | None
-    """Ends of the 95% interval over prompts (see ``interval``); None with a single prompt."""
+    """Ends of the 95% interval over prompts (``stats.ratio_of_sums``): how much tau would move with other prompts like
+    these. None with a single prompt."""
     tau_mean_of_requests: float
     tau_token_weighted: float
     """Mean of the requests' tau, weighted by their output tokens."""
@@ -108,15 +107,15 @@ def pooled(records: Sequence[RequestRecord]) -> Acceptance | None:
         else sum((size - 1) * count for size, count in enumerate(windows) if size)
     )
     histogram = _sum(spec.spec_correct_drafts_histogram for _, spec in counted)
-    low, high = interval(speculated)
+    estimate = ratio_of_sums(_by_prompt(speculated), offset=1)
     return Acceptance(
         requests=len(counted),
         verify_steps=steps,
         correct_drafts=correct,
         proposed_drafts=proposed,
         tau=1 + correct / steps,
-        tau_low=low,
-        tau_high=high,
+        tau_low=estimate.low if estimate else None,
+        tau_high=estimate.high if estimate else None,
         tau_mean_of_requests=sum(taus) / len(taus),
         tau_token_weighted=(
             sum(tau * weight for tau, (weight, _) in zip(taus, counted, strict=True)) / tokens
@@ -136,32 +135,6 @@ def pooled(records: Sequence[RequestRecord]) -> Acceptance | None:
         positions=positions(histogram, windows, proposed),
         windows_vary=windows is not None and sum(1 for count in windows if count) > 1,
     )
-
-
-def interval(records: Sequence[RequestRecord], level: float = LEVEL) -> tuple[float | None, float | None]:
-    """Interval of the pooled tau over prompts: how much it would move with other prompts like these.
-
-    tau - 1 is a ratio of sums whose unit of evidence is the prompt: delete-one jackknife over prompts (Efron and
-    Tibshirani, An Introduction to the Bootstrap, chapter 11), Student's t with n - 1 degrees of freedom. Simulated over
-    skewed prompts it covers 94% at n=16, where the delta method covers 93%. Repeats of a prompt are summed first.
-    (None, None) with a single prompt.
-    """
-    sums: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for record in records:
-        if record.spec is not None:
-            sums[record.prompt_id][0] += record.spec.spec_num_correct_drafts
-            sums[record.prompt_id][1] += record.spec.spec_verify_ct
-    n = len(sums)
-    if n < 2:
-        return None, None
-    correct, steps = (sum(column) for column in zip(*sums.values(), strict=True))
-    tau = 1 + correct / steps
-    without = [1 + (correct - own[0]) / (steps - own[1]) for own in sums.values()]
-    mean = math.fsum(without) / n
-    half = float(stdtrit(n - 1, 0.5 + level / 2)) * math.sqrt(
-        (n - 1) / n * math.fsum((left - mean) ** 2 for left in without)
-    )
-    return tau - half, tau + half
 
 
 def by_category(records: Sequence[RequestRecord]) -> dict[str, Acceptance]:
@@ -302,6 +275,16 @@ def _contradiction(spec: SpecCounters) -> str | None:
         claimed = spec.spec_num_correct_drafts
         return f"the histogram holds {weighted} correct drafts, spec_num_correct_drafts is {claimed}"
     return None
+
+
+def _by_prompt(records: Iterable[RequestRecord]) -> list[tuple[float, float]]:
+    """(correct drafts, verification steps) by prompt: a second pass over a prompt is no new evidence."""
+    sums: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for record in records:
+        if record.spec is not None:
+            sums[record.prompt_id][0] += record.spec.spec_num_correct_drafts
+            sums[record.prompt_id][1] += record.spec.spec_verify_ct
+    return [(correct, steps) for correct, steps in sums.values()]
 
 
 def _sum(histograms: Iterable[Sequence[int]]) -> list[int]:

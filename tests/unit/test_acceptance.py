@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from orchestrator.acceptance import (
@@ -9,7 +11,6 @@ from orchestrator.acceptance import (
     check_streams,
     disagreement,
     independent,
-    interval,
     pooled,
     positions,
     recount,
@@ -43,16 +44,17 @@ def test_the_interval_of_tau_is_over_prompts() -> None:
         record(prompt_id=f"p{place}", spec=counters([steps - 1] + [0] * (correct - 1) + [1], 0))
         for place, (correct, steps) in enumerate(pairs)
     ]
-    low, high = interval(requests)
-    without = [19 / 13, 21 / 18, 32 / 15]  # correct / steps with one prompt left out
-    mean = sum(without) / 3
-    half = 4.302652729911275 * (2 / 3 * sum((left - mean) ** 2 for left in without)) ** 0.5  # t(0.975, 2)
-    assert (low, high) == (pytest.approx(1 + 36 / 23 - half), pytest.approx(1 + 36 / 23 + half))
-    assert interval(requests * 2) == (low, high), "a second pass over the same prompts is no new evidence"
-    assert interval(requests[:1]) == (None, None)
-    result = pooled([SHORT, LONG])
-    assert result is not None and result.tau_low is not None and result.tau_high is not None
-    assert result.tau_low < result.tau < result.tau_high
+    result = pooled(requests)
+    assert result is not None and result.tau == pytest.approx(1 + 36 / 23)
+    logs = [math.log(1 + left) for left in (19 / 13, 21 / 18, 32 / 15)]  # with one prompt left out
+    spread = sum((one - sum(logs) / 3) ** 2 for one in logs)
+    half = 4.302652729911275 * (2 / 3 * spread) ** 0.5  # t(0.975, 2)
+    assert result.tau_low == pytest.approx(result.tau * math.exp(-half))
+    assert result.tau_high == pytest.approx(result.tau * math.exp(half))
+    twice = pooled(requests * 2)
+    assert twice is not None and twice.tau_low == pytest.approx(result.tau_low), "a second pass is no new evidence"
+    alone = pooled(requests[:1])
+    assert alone is not None and (alone.tau_low, alone.tau_high) == (None, None)
 
 
 def test_window_use_is_what_a_scored_token_gains() -> None:
