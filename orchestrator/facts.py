@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from orchestrator import published
 from orchestrator.baseline import Ceiling
+from orchestrator.load.self_check import ClientUsage
 from orchestrator.plan import Plan, unexpected_differences
 from orchestrator.results import Published
 from orchestrator.schema import ArmConfig, Experiment, LoadPoint
@@ -104,6 +105,8 @@ class Facts:
     """Tag shared by the comparisons of one multirun."""
     sources: Sequence[str] = ("",)
     """Runs that measured the trials; the empty one is this run."""
+    clients: Sequence[tuple[str, ClientUsage]] = ()
+    """(arm, what measuring one of its trials took of this side), of the trials that know it."""
     usage: Mapping[str, TrialUsage] = field(default_factory=dict)
     """Trial key -> what it took of the machine, of the trials that were measured with telemetry."""
 
@@ -148,6 +151,7 @@ def gather(
         totals={entry.key: entry.server.totals for entry in entries if entry.server.totals is not None},
         sweep=experiment.sweep,
         sources=sorted({entry.source or "" for entry in entries}),
+        clients=[(entry.server.arm, entry.server.client) for entry in entries if entry.server.client is not None],
         usage={entry.key: entry.usage for entry in entries if entry.usage},
     )
 
