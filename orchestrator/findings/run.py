@@ -21,12 +21,6 @@ def findings(summary: Summary, facts: Facts) -> Iterator[Finding]:
         yield finding(
             "no_plain_arm", "No plain arm was measured: there is no speedup and no check of the output's tokens."
         )
-    if facts.order == "once":
-        yield finding(
-            "drift_not_controlled",
-            "Each arm's server was started once (order: once): a machine that slows down or speeds up during the run "
-            "favours the arms that ran at the better time. order: abba alternates them.",
-        )
     if len(facts.sources) > 1:
         yield finding(
             "measured_apart",
