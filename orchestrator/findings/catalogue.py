@@ -80,6 +80,7 @@ CATALOGUE: dict[str, Entry] = {
     "crossover": _note("the concurrency above which speculation no longer pays, in a sweep"),
     "cached_prompts": _warning("prompts found more of themselves in the prefix cache than a common beginning"),
     # The machine
+    "client_bottleneck": _warning("the load client used most of a core, or its loop was late: so are its stamps"),
     "telemetry_missing": _warning("nothing was sampled during a trial: what the machine did is not known"),
     "telemetry_gaps": _warning("samples are missing for more than a second of a trial"),
     "throttled": _warning("the GPU throttled for 1% of a trial or more"),

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from orchestrator.facts import Facts
-from orchestrator.findings import baseline, drafts, fairness, machine, noise, output, run
+from orchestrator.findings import baseline, client, drafts, fairness, machine, noise, output, run
 from orchestrator.findings.catalogue import Severity
 from orchestrator.findings.finding import Finding, finding
 from orchestrator.records import RequestRecord
 from orchestrator.results import Summary
 
 THEMES: tuple[Callable[[Summary, Facts], Iterator[Finding]], ...] = (
-    run.findings, noise.findings, machine.findings, baseline.findings, drafts.findings, output.findings,
+    run.findings, noise.findings, machine.findings, client.findings, baseline.findings, drafts.findings,
+    output.findings,
 )  # fmt: skip
 ORDER: dict[Severity, int] = {"error": 0, "warning": 1, "note": 2}
 
