@@ -229,8 +229,15 @@ def _speed(point: Point) -> Metrics:
         metrics["throughput/speedup"] = point.speedup.ratio
         metrics["throughput/speedup_low"] = point.speedup.low
         metrics["throughput/speedup_high"] = point.speedup.high
+        metrics["throughput/detectable_speedup"] = point.speedup.detectable
     if point.decode_speedup:
         metrics["throughput/decode_speedup"] = point.decode_speedup.ratio
+    if evidence := point.evidence:
+        if evidence.output_tok_s:
+            metrics["throughput/output_tok_s_low"] = evidence.output_tok_s.low
+            metrics["throughput/output_tok_s_high"] = evidence.output_tok_s.high
+        metrics["throughput/second_half_over_first"] = evidence.drift.value if evidence.drift else None
+        metrics["throughput/spread_between_starts"] = evidence.restarts.sd if evidence.restarts else None
     return metrics
 
 

@@ -73,6 +73,10 @@ class Memory(_Frozen):
 
     kind: Literal["rss", "vram"]
     peak_bytes: int
+    least_bytes: int | None = None
+    """Peak of the session that took least."""
+    sessions: int = 1
+    """Server starts (load points, where only their samples are known) behind the two: the n of the figure."""
 
     @property
     def gib(self) -> float:
@@ -155,6 +159,22 @@ class PromptRow(_Frozen):
     cells: dict[str, PromptCell]
 
 
+class Lead(_Frozen):
+    """The fastest arm against the second fastest, paired by prompt and repeat as each is with the plain arm.
+
+    Whether the intervals of their speedups overlap does not answer that: what a prompt does to both is in both.
+    """
+
+    arm: str
+    over: str
+    ratio: PairedRatio
+
+    @property
+    def shown(self) -> bool:
+        """Whether the interval leaves 1 out."""
+        return self.ratio.low is not None and self.ratio.low > 1
+
+
 class PublishedArm(_Frozen):
     """What a source published about one arm; anything may be missing."""
 
@@ -210,6 +230,8 @@ class Summary(_Frozen):
     environment: dict[str, Any]
     """Versions, CPU, threads, git commit."""
     published: list[Published] = []
+    lead: Lead | None = None
+    """At the lowest load point; None with fewer than two speculative arms."""
 
     @property
     def baseline(self) -> Arm | None:

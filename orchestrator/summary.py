@@ -15,7 +15,7 @@ from orchestrator.facts import ArmFacts, Facts, SessionFacts, TrialFacts
 from orchestrator.findings.judge import judge
 from orchestrator.masking import mask, mask_command
 from orchestrator.records import RequestRecord
-from orchestrator.results import Arm, Memory, Point, PromptCell, PromptRow, Summary
+from orchestrator.results import Arm, Lead, Memory, Point, PromptCell, PromptRow, Summary
 from orchestrator.stats import PairedRatio, Restarts, paired_ratio
 from orchestrator.telemetry.pool import pool
 from orchestrator.verdict import withhold
@@ -57,6 +57,7 @@ def summarize(records: Iterable[RequestRecord], facts: Facts) -> Summary:
         config=mask(facts.config),
         environment=mask(facts.environment),
         published=list(facts.published),
+        lead=_lead(arms, by_arm, facts),
     )
     return withhold(summary.model_copy(update={"findings": judge(summary, facts, by_arm)}))
 
@@ -106,7 +107,9 @@ def _memory(sessions: Sequence[SessionFacts], points: Sequence[Point], facts: Fa
     if not peaks and facts.memory_kind == "vram":
         used = (point.usage.vram_server_bytes or point.usage.vram_peak_bytes for point in points if point.usage)
         peaks = [peak for peak in used if peak is not None]
-    return Memory(kind=facts.memory_kind, peak_bytes=int(max(peaks))) if peaks else None
+    if not peaks:
+        return None
+    return Memory(kind=facts.memory_kind, peak_bytes=int(max(peaks)), least_bytes=int(min(peaks)), sessions=len(peaks))
 
 
 def _points(name: str, by_arm: Mapping[str, list[RequestRecord]], facts: Facts) -> list[Point]:
@@ -202,14 +205,31 @@ def _speedup(
     return paired_ratio(ours, theirs, restarts)
 
 
-def _prompts(by_arm: Mapping[str, list[RequestRecord]], facts: Facts) -> list[PromptRow]:
-    """One row per prompt at each arm's headline load point, in the order of measurement."""
-    headline: dict[str, list[RequestRecord]] = {}
+def _lead(arms: Sequence[Arm], by_arm: Mapping[str, list[RequestRecord]], facts: Facts) -> Lead | None:
+    found = [(arm.point.speedup.ratio, arm.name) for arm in arms if arm.point and arm.point.speedup]
+    if len(found) < 2:
+        return None
+    (_, first), (_, second) = sorted(found, reverse=True)[:2]
+    records = _headline_records(by_arm, facts)
+    restarts = evidence.restarts(records, facts.comparison, evidence.whole)
+    ratio = _speedup(records[first], records[second], facts, evidence.whole, restarts)
+    return Lead(arm=first, over=second, ratio=ratio) if ratio else None
+
+
+def _headline_records(by_arm: Mapping[str, list[RequestRecord]], facts: Facts) -> dict[str, list[RequestRecord]]:
+    """Well-ended requests of each arm at its lowest load point."""
+    found: dict[str, list[RequestRecord]] = {}
     for arm in facts.arms:
         loads = _by_load(by_arm.get(arm.name, []), facts)
         if loads:
             first = min(loads, key=lambda load: (load.concurrency is None, load.concurrency or 0, load.rate or 0))
-            headline[arm.name] = metrics.measured(loads[first])
+            found[arm.name] = metrics.measured(loads[first])
+    return found
+
+
+def _prompts(by_arm: Mapping[str, list[RequestRecord]], facts: Facts) -> list[PromptRow]:
+    """One row per prompt at each arm's headline load point, in the order of measurement."""
+    headline = _headline_records(by_arm, facts)
     plain = headline.get(facts.baseline or "", [])
     names = {record.prompt_id: record.category for group in headline.values() for record in group}
     rows = []

@@ -25,7 +25,7 @@ def withhold(summary: Summary) -> Summary:
         )
         for row in summary.prompts
     ]
-    return summary.model_copy(update={"arms": arms, "prompts": prompts})
+    return summary.model_copy(update={"arms": arms, "prompts": prompts, "lead": None})
 
 
 def exit_code(summary: Summary) -> int:

@@ -76,8 +76,12 @@ class Interval(NamedTuple):
 
 
 def intervals(arm: Arm) -> list[Interval]:
-    """Every headline figure of an arm with its 95% interval."""
-    return list(_intervals(arm.point)) if arm.point else []
+    """Every headline figure of an arm with its 95% interval; of its memory, the least and the largest of its starts."""
+    found = list(_intervals(arm.point)) if arm.point else []
+    if (memory := arm.memory) and memory.least_bytes is not None:
+        peak, least = (f"{size / 2**30:.3f}" for size in (memory.peak_bytes, memory.least_bytes))
+        found.append(Interval("peak memory, GiB", peak, least, peak, memory.sessions, "server starts (range)"))
+    return found
 
 
 def _intervals(point: Point) -> Iterator[Interval]:

@@ -154,7 +154,18 @@ def headline(summary: Summary) -> str:
     more = f", {len(found) - 3} more below that" if len(found) > 3 else ""
     best = found[0][1]
     starts = "and server starts" if best.over_starts else "only, not over server starts"
-    return f"Output speed relative to {base.name}: {parts}{more} (95% interval over {best.n_prompts} prompts {starts})."
+    over = f"95% interval over {best.n_prompts} prompts {starts}"
+    return f"Output speed relative to {base.name}: {parts}{more} ({over}). {duel(summary)}".rstrip()
+
+
+def duel(summary: Summary) -> str:
+    """The fastest arm against the second in a sentence; nothing where there are no two."""
+    lead = summary.lead
+    if lead is None:
+        return ""
+    names = {arm.name: arm.title for arm in summary.arms}
+    ours, theirs, told = names[lead.arm], names[lead.over], ratio(lead.ratio, "x")
+    return f"{ours} over {theirs}: {told}." if lead.shown else f"{ours} is not shown to beat {theirs}: {told}."
 
 
 def ranking(summary: Summary) -> list[tuple[Arm, PairedRatio]]:

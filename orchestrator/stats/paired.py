@@ -52,15 +52,6 @@ class PairedRatio(BaseModel):
         """The longer arm of the interval as a share of the ratio: 0.05 is +-5%."""
         return None if self.high is None else self.high / self.ratio - 1
 
-    narrowest: float | None = None
-    """What ``half`` comes to with ever more repeats of these prompts: how far the prompts themselves lie apart. Only
-    more prompts go below it. None with a single repeat."""
-
-    @property
-    def half(self) -> float | None:
-        """The longer arm of the interval as a share of the ratio: 0.05 is +-5%."""
-        return None if self.high is None else self.high / self.ratio - 1
-
     @property
     def over_starts(self) -> bool:
         """Whether the interval covers the spread between server starts."""
