@@ -97,17 +97,18 @@ def comparison(output: Path, *arms: ArmConfig, tag: str = "") -> tuple[Experimen
         config = experiment.configs[name]
         trials = []
         for repeat in repeats:
-            for concurrency in config.load.concurrency or ():
+            closed = [(concurrency, None) for concurrency in config.load.concurrency or ()]
+            for concurrency, rate in [*closed, *((None, rate) for rate in config.load.rate or ())]:
                 point = LoadPoint(
-                    arrival="closed",
+                    arrival=config.load.arrival,
                     concurrency=concurrency,
-                    rate=None,
+                    rate=rate,
                     endpoint=config.load.endpoint,
                     warmup_requests=config.load.warmup_requests,
                     request_timeout_s=config.load.request_timeout_s,
                     stall_timeout_s=config.load.stall_timeout_s,
                 )
-                key = f"{tag}{name}-c{concurrency}-r{repeat}"
+                key = f"{tag}{name}-c{concurrency or rate}-r{repeat}"
                 trials.append(Trial(key, name, index, repeat, point, position))
                 position += 1
         sessions.append(ServerSession(index, config, {"engine": "embedded"}, f"{tag}{name}", tuple(trials)))

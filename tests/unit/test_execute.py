@@ -322,6 +322,22 @@ def test_concurrency_is_a_load_point_of_the_same_session(tmp_path: Path, world: 
     assert [point.concurrency for point in summary.arms[0].points] == [1, 3]
 
 
+def test_an_open_loop_sends_at_a_rate_and_says_what_it_took_of_the_client(tmp_path: Path, world: World) -> None:
+    for fake in world.fakes.values():
+        fake.delay_s = 0.1  # an answer takes 0.7 s or, with drafts, 0.3 s; one arrives every 0.05 s
+    changes = {"name": "rate", "arrival": "constant", "concurrency": None, "rate": (20.0,)}
+    code, summary = run(
+        tmp_path, [arm(name, suite(), load().model_copy(update=changes)) for name in ("plain", "ngram")]
+    )
+    assert summary is not None, code
+    assert world.fakes["plain"].most_in_flight == 4, "nothing waited for an answer"
+    assert [point.load for point in summary.arms[0].points] == ["20 requests/s, constant arrivals"]
+    entries, records = store.load(tmp_path / "one")
+    assert len(entries) == 4 and all(entry.server.client and entry.server.client.late_max_s for entry in entries)
+    late = [record.late_s for record in records]
+    assert len(late) == 16 and all(one is not None and one >= 0 for one in late)
+
+
 def test_warm_up_touches_every_category_first() -> None:
     chosen = warmup_prompts(suite(prompts=6), 5)
     assert [prompt.category for prompt in chosen] == ["long", "short", "long", "short", "long"]

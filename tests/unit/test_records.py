@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from orchestrator.records import RecordFile, read_records
+from orchestrator.records import RECORD_SCHEMA, RecordFile, read_records
 from tests.record_factory import counters, record
 
 
@@ -40,3 +41,20 @@ def test_ttft_and_tpot_use_tokens_after_the_first_chunk() -> None:
     assert several.tpot_s == pytest.approx((1.1 - 0.5) / 6)
     assert record(output_ids=[1], chunks=[(0.5, 1)]).tpot_s is None
     assert record(output_ids=[], chunks=[]).ttft_s is None
+
+
+def test_records_of_the_first_schema_are_read_without_what_they_did_not_know(tmp_path: Path) -> None:
+    new = {"endpoint", "late_s", "steady"}
+    old = record().model_dump(mode="json", exclude=new) | {"record_schema": 1}
+    path = tmp_path / "records.jsonl"
+    path.write_text(json.dumps(old) + "\n")
+    (read,) = read_records(path)
+    assert read.record_schema == 1
+    assert (read.endpoint, read.late_s, read.steady) == ("generate", None, None)
+
+
+def test_records_of_a_later_schema_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text(json.dumps(record().model_dump(mode="json") | {"record_schema": RECORD_SCHEMA + 1}) + "\n")
+    with pytest.raises(ValueError, match=f"of schema {RECORD_SCHEMA + 1}, this version reads up to {RECORD_SCHEMA}"):
+        list(read_records(path))
