@@ -25,6 +25,12 @@ class Crossover(BaseModel):
     """Whether the speedup was below 1 at some smaller load already."""
 
     @property
+    def brief(self) -> str:
+        """``5.3``, ``> 8`` or ``< 1``"""
+        outside = {"above": f"> {self.highest}", "below": f"< {self.lowest}"}
+        return f"{self.concurrency:.2g}" if self.concurrency is not None else outside[self.where]
+
+    @property
     def text(self) -> str:
         """``about 5.3 requests at once``"""
         if self.where == "above":

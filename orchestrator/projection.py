@@ -61,6 +61,8 @@ def parent_metrics(summary: Summary) -> Metrics:
             metrics[f"speedup/{arm.name}"] = arm.point.speedup.ratio
         if arm.point.acceptance:
             metrics[f"acceptance_length/{arm.name}"] = arm.point.acceptance.tau
+            metrics[f"proposed_per_step/{arm.name}"] = arm.point.acceptance.proposed_per_step
+            metrics[f"step_ms/{arm.name}"] = arm.point.step_ms
     return metrics
 
 
@@ -94,6 +96,8 @@ def shared_tags(summary: Summary) -> dict[str, str]:
         tags["mlflow.source.git.commit"] = tags["git_commit"] = str(commit)
     if summary.sweep:
         tags["sweep"] = summary.sweep
+    if summary.withheld:
+        tags["refused"] = ", ".join(summary.withheld)
     return tags
 
 
@@ -112,6 +116,8 @@ def arm_tags(summary: Summary, arm: Arm) -> dict[str, str]:
     tags = shared_tags(summary)
     if arm.missing:
         tags["missing"] = arm.missing
+    if arm.lossy:
+        tags["lossy"] = "true"
     own = [f"- **{finding.severity}**: {finding.text}" for finding in summary.findings if finding.arm == arm.name]
     return {**tags, "mlflow.note.content": "\n".join(own)} if own else tags
 
@@ -128,6 +134,11 @@ def arm_metrics(arm: Arm) -> Metrics:
     if arm.ceiling and arm.ceiling.tok_s:
         metrics["baseline/ceiling_tok_s"] = arm.ceiling.tok_s
         metrics["baseline/bandwidth_share"] = arm.bandwidth_share
+    if arm.capacity:
+        metrics["memory/room_tokens"] = arm.capacity.tokens
+        metrics["memory/requests_at_once"] = arm.capacity.requests
+    if arm.crossover:
+        metrics["throughput/crossover_concurrency"] = arm.crossover.concurrency
     if arm.lossless and arm.lossless.compared:
         metrics["output/identical_share"] = arm.lossless.identical / arm.lossless.compared
         metrics["output/forks"] = len(arm.lossless.forks)
@@ -146,6 +157,8 @@ def arm_curves(arm: Arm) -> Iterator[tuple[int, Metrics]]:
             "by_concurrency/system_tok_s": point.system_tok_s,
             "by_concurrency/speedup": point.speedup.ratio if point.speedup else None,
             "by_concurrency/acceptance_length": point.acceptance.tau if point.acceptance else None,
+            "by_concurrency/proposed_per_step": point.acceptance.proposed_per_step if point.acceptance else None,
+            "by_concurrency/step_ms": point.step_ms,
             "by_concurrency/ttft_p50_ms": _ms(point.metrics.ttft_s.p50),
             "by_concurrency/tpot_p50_ms": _ms(point.metrics.tpot_s.p50),
             "by_concurrency/joules_per_output_token": point.usage.energy_per_token_j if point.usage else None,
@@ -190,21 +203,22 @@ def sweep_table(summaries: Sequence[Summary]) -> str:
         f"**{summaries[0].experiment}: {len(summaries)} comparisons**"
         + (f" [{table.EMBEDDED_TAG}]" if summaries[0].embedded else ""),
         "",
-        "| comparison | arm | block | tau | output tok/s | speedup, 95% interval | identical |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
+        "| comparison | arm | block | tau | proposed | ms per step | output tok/s | speedup [95%] | identical |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for summary in summaries:
         for arm in summary.arms:
             point = arm.point
             if point is None:
-                lines.append(f"| {label(summary)} | {arm.name} | | | not run | | |")
+                lines.append(f"| {label(summary)} | {arm.name} | | | | | not run | | |")
                 continue
             tau = table.number(point.acceptance.tau if point.acceptance else None, 2)
-            speedup = "baseline" if arm.baseline else table.ratio(point.speedup)
-            lines.append(
-                f"| {label(summary)} | {arm.name} | {table.number(arm.block_size)} | {tau} | "
-                f"{table.number(point.output_tok_s, 1)} | {speedup} | {table.lossless(arm)} |"
-            )
+            cells = [
+                label(summary), arm.title, table.number(arm.block_size), tau, table.proposed(arm, point),
+                table.number(point.step_ms, 1), table.number(point.output_tok_s, 1),
+                table.speedup(summary)(arm, point), table.identical(summary)(arm, point),
+            ]  # fmt: skip
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -247,10 +261,16 @@ def _acceptance(point: Point) -> Metrics:
         return {}
     metrics: Metrics = {
         "acceptance/length": found.tau,
+        "acceptance/length_low": found.tau_low,
+        "acceptance/length_high": found.tau_high,
         "acceptance/length_mean_of_requests": found.tau_mean_of_requests,
+        "acceptance/length_token_weighted": found.tau_token_weighted,
+        "acceptance/length_server_totals": point.server_totals.tau if point.server_totals else None,
         "acceptance/committed_per_step": found.committed_per_step,
         "acceptance/rate": found.rate,
         "acceptance/proposed_per_step": found.proposed_per_step,
+        "acceptance/window_mean": found.window_mean,
+        "acceptance/window_use": found.window_use,
     }
     metrics |= {f"acceptance/length_{category}": part.tau for category, part in point.acceptance_by_category.items()}
     metrics |= {f"acceptance/position_{place.position:02d}": place.joint for place in found.positions}

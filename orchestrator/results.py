@@ -143,6 +143,8 @@ class PromptCell(_Frozen):
     """Fastest over slowest repeat; None with a single one."""
     speedup: float | None
     tau: float | None
+    step_ms: float | None = None
+    """Time after the first chunk per verification step, or per token without speculation, ms."""
     output_tokens: int | None
     """Of the first repeat."""
     finish_reason: str | None

@@ -262,6 +262,7 @@ def _cell(records: list[RequestRecord], plain: list[RequestRecord], arm: str, fa
         repeat_spread=max(rates) / min(rates) if len(rates) > 1 else None,
         speedup=paired.ratio if paired else None,
         tau=drafts.tau if drafts else None,
+        step_ms=_step_ms(records),
         output_tokens=first.completion_tokens,
         finish_reason=first.finish_reason,
         repeated_4grams=repeated / grams if grams else None,

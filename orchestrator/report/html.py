@@ -9,8 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from orchestrator.lossless import Comparison
 from orchestrator.report import evidence, machine, plots, table
-from orchestrator.results import Arm, Published, Summary
+from orchestrator.results import Arm, Point, Published, Summary
 
 _HERE = Path(__file__).resolve().parent
 
@@ -51,7 +52,14 @@ def render(summary: Summary, drawn: list[plots.Plot]) -> str:
         positions=_positions(summary),
         published=[(source, _published(source)) for source in summary.published],
         tag=table.EMBEDDED_TAG if summary.embedded else None,
-        lossless=table.lossless,
+        loads=_loads(summary),
+        forks=_forks(summary),
+        speedup=table.speedup(summary),
+        identical=table.identical(summary),
+        tau=evidence.tau,
+        proposed=table.proposed,
+        window=table.window,
+        ttft=evidence.ttft_ms,
         trials=machine.trials(summary),
     )
 
@@ -64,9 +72,23 @@ def _steps(summary: Summary) -> list[dict[str, Any]]:
         cost = table.step_cost(summary, point) if point else None
         if point and point.acceptance and cost:
             committed = point.acceptance.committed_per_step
-            rows.append({"arm": arm.name, "tau": point.acceptance.tau, "committed": committed, "cost": cost,
+            rows.append({"arm": arm.title, "tau": point.acceptance.tau, "proposed": table.proposed(arm, point),
+                         "use": point.acceptance.window_use, "committed": committed, "cost": cost,
                          "product": committed / cost, "measured": point.decode_speedup})  # fmt: skip
     return rows
+
+
+def _loads(summary: Summary) -> list[tuple[Arm, Point]]:
+    """Every arm under every load; nothing where there is only one, which the result table shows."""
+    found = [(arm, point) for arm in summary.arms for point in arm.points]
+    order = list(dict.fromkeys(point.load for _, point in found))
+    return sorted(found, key=lambda pair: order.index(pair[1].load)) if len(order) > 1 else []
+
+
+def _forks(summary: Summary) -> list[Comparison]:
+    """Outputs that differ from the plain arm's, those of the plain arm itself first."""
+    checks = [arm.lossless for arm in sorted(summary.arms, key=lambda arm: not arm.baseline) if arm.lossless]
+    return [fork for check in checks for fork in (*check.forks, *check.near_ties)]
 
 
 def _positions(summary: Summary) -> list[tuple[int, list[tuple[str, str]]]]:

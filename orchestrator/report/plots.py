@@ -117,7 +117,7 @@ def speedup(summary: Summary) -> Figure | None:
             axes.scatter([point.acceptance.tau], [row], marker="D", s=42, facecolors="white", edgecolors=INK, zorder=3,
                          label="tau (tokens per step)" if row == 0 else None)  # fmt: skip
     axes.axvline(1, color=INK, linewidth=1)
-    axes.set_yticks(range(len(shown)), [arm.name for arm, _ in shown])
+    axes.set_yticks(range(len(shown)), [arm.title for arm, _ in shown])
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_xlim(left=0)
     base = summary.baseline.name if summary.baseline else "plain"
@@ -153,15 +153,17 @@ def throughput(summary: Summary) -> Figure | None:
 
 def acceptance(summary: Summary) -> Figure | None:
     """Joint acceptance by draft position; the area under each curve is tau - 1."""
-    shown = [(arm, point.acceptance) for arm, point in _measured(summary) if point.acceptance]
+    shown = [(arm, point, point.acceptance) for arm, point in _measured(summary) if point.acceptance]
     if not shown:
         return None
     figure, (axes,) = _figure(8.2, 4.2)
-    longest = max(len(found.positions) for _, found in shown)
-    for arm, found in shown:
+    longest = max(len(found.positions) for _, _, found in shown)
+    for arm, point, found in shown:
         places = [position.position for position in found.positions]
         shares = [float("nan") if position.joint is None else 100 * position.joint for position in found.positions]
-        colour, label = _colours(summary)[arm.name], f"{arm.name}: tau {found.tau:.2f}"
+        colour = _colours(summary)[arm.name]
+        step = f", {point.step_ms:.0f} ms per step" if point.step_ms else ""
+        label = f"{arm.title}: tau {found.tau:.2f}, {found.proposed_per_step:.1f} proposed{step}"
         axes.plot(places, shares, marker="o", markersize=5, color=colour, linewidth=2, label=label)
     axes.set_xticks(range(1, longest + 1))
     axes.set_xlim(0.6, longest + 0.4)
@@ -189,7 +191,7 @@ def latency(summary: Summary) -> Figure | None:
             axes.plot([1000 * values.p50, 1000 * values.p90], [row, row], color=INK, linewidth=1.2)
             axes.annotate(f"{1000 * values.p50:.0f}", (1000 * max(values.p50, values.p90), row), (5, 0),
                           textcoords="offset points", va="center", color=INK)  # fmt: skip
-        axes.set_yticks(range(len(shown)), [arm.name for arm, _ in shown])
+        axes.set_yticks(range(len(shown)), [arm.title for arm, _ in shown])
         axes.invert_yaxis()
         axes.set_title(title, loc="left")
         axes.margins(x=0.14)
@@ -209,7 +211,7 @@ def by_concurrency(summary: Summary) -> Figure | None:
         paired = [(p.concurrency, p.speedup.ratio) for p in arm.points if p.concurrency and p.speedup]
         for axes, curve in ((left, system), (right, paired)):
             axes.plot(
-                [x for x, _ in curve], [y for _, y in curve], marker="o", color=colour, linewidth=2, label=arm.name
+                [x for x, _ in curve], [y for _, y in curve], marker="o", color=colour, linewidth=2, label=arm.title
             )
     right.axhline(1, color=INK, linewidth=1)
     left.set_title("output tok/s of the system", loc="left")

@@ -21,6 +21,7 @@ from orchestrator.stats import PairedRatio
 Cell = Callable[[Arm, Point], str]
 ABSENT = "–"
 NOT_RUN = "not run"
+WITHHELD = "withheld"
 MANY_ARMS = 5
 EMBEDDED_TAG = "engine=embedded"
 STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
@@ -46,30 +47,42 @@ def rows(summary: Summary) -> list[Row]:
             result.append(Row(section, label, cells, headline, brief))
 
     base = summary.baseline.name if summary.baseline else "plain"
-    add("Speed", f"speedup over {base} [95%]", lambda arm, p: _speedup(arm, p.speedup), True, "speedup")
+    add("Speed", f"speedup over {base} [95%]", speedup(summary), True, "speedup")
     add("Speed", "output tok/s", evidence.output_tok_s, True, "tok/s")
     for category in categories(summary):
         add("Speed", f"  {category}", _category_speed(category))
     add("Speed", "speedup after prefill", lambda arm, p: ratio(p.decode_speedup))
     add("Speed", "TTFT p50, ms", evidence.ttft_ms)
     add("Speed", "TPOT p50, ms", evidence.tpot_ms)
-    add("Speed", "ms per verification step", lambda _, p: number(p.step_ms, 1), brief="ms/step")
-    add("Speed", "  relative to a plain step", lambda _, p: number(step_cost(summary, p), 2))
+    add("Speed", "pays up to a concurrency of", lambda arm, _: arm.crossover.brief if arm.crossover else ABSENT)
     add("Acceptance", "acceptance length tau", evidence.tau, True, "tau")
-    add("Acceptance", "  mean of requests", _drafts("tau_mean_of_requests"))
+    add("Acceptance", "  of tokens proposed", proposed, brief="proposed")
+    add("Acceptance", "  in a verify window of", window)
+    add(
+        "Acceptance",
+        "  per token in the window",
+        lambda _, p: number(p.acceptance.window_use if p.acceptance else None, 2),
+    )
+    add("Acceptance", "  ms per verification step", lambda _, p: number(p.step_ms, 1), brief="ms/step")
+    add("Acceptance", "  relative to a plain step", lambda _, p: number(step_cost(summary, p), 2))
     for category in categories(summary):
-        add("Acceptance", f"  {category}", _category_tau(category))
+        add("Acceptance", f"  tau, {category}", _category_tau(category))
+    add("Acceptance", "tau, mean of requests", _drafts("tau_mean_of_requests"))
+    add("Acceptance", "tau, weighted by tokens", _drafts("tau_token_weighted"))
+    add("Acceptance", "tau by the server's totals", server_tau)
     add("Acceptance", "committed per step", _drafts("committed_per_step"))
-    add("Acceptance", "block size", lambda arm, _: number(arm.block_size))
-    add("Acceptance", "proposed per step", proposed, brief="proposed")
-    add("Acceptance", "verify window", window)
+    add("Acceptance", "  by the server's totals", server_committed)
     add("Acceptance", "acceptance rate", lambda _, p: percent(p.acceptance.rate if p.acceptance else None))
-    add("Output", f"tokens identical to {base}", lambda arm, _: lossless(arm), True, "identical")
+    add("Acceptance", "block size", lambda arm, _: number(arm.block_size))
+    add("Output", f"tokens identical to {base}", identical(summary), True, "identical")
     add("Output", "output tokens min/median/max", lambda _, p: spread(p.metrics.output_lengths))
     add("Output", "cut at the token limit", lambda _, p: cut(p))
     add("Output", "requests that failed", lambda _, p: counts(failures(p)))
+    add("Output", "prompt tokens from cache", lambda _, p: number(p.metrics.cached_tokens or None))
     add("Output", "repeated 4-grams", lambda _, p: percent(p.metrics.repeated_4grams))
     add("Memory", "peak, GiB", lambda arm, _: memory(arm), brief="peak GiB")
+    add("Memory", "room for tokens", lambda arm, _: number(arm.capacity.tokens if arm.capacity else None))
+    add("Memory", "requests at once", lambda arm, _: number(arm.capacity.requests if arm.capacity else None))
     for row in machine.ROWS:
         add(row.section, row.label, row.cell, brief=row.brief)
     for label, cell in evidence.ROWS:
@@ -90,7 +103,7 @@ def _by_metric(summary: Summary) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("", no_wrap=True)
     for arm in summary.arms:
-        table.add_column(Text(arm.name, style="dim" if arm.missing else "bold"), justify="right")
+        table.add_column(Text(arm.title, style="dim" if arm.missing else "bold"), justify="right")
     section = ""
     for row in rows(summary):
         if row.section != section:
@@ -119,7 +132,7 @@ def _by_arm(summary: Summary) -> Table:
 def markdown(summary: Summary, limit: int = 8000) -> str:
     """Caption, table and findings as Markdown of at most ``limit`` characters (MLflow cuts its description there)."""
     lines = [f"**{caption(summary)}**", ""]
-    lines += ["| | " + " | ".join(_md(arm.name) for arm in summary.arms) + " |"]
+    lines += ["| | " + " | ".join(_md(arm.title) for arm in summary.arms) + " |"]
     lines += ["| --- |" + " ---: |" * len(summary.arms)]
     for row in rows(summary):
         cells = [f"**{_md(cell)}**" if row.headline else _md(cell) for cell in row.cells]
@@ -144,18 +157,22 @@ def caption(summary: Summary) -> str:
 
 def headline(summary: Summary) -> str:
     """The result in one sentence."""
+    if summary.withheld:
+        return f"No verdict: the comparison is refused ({', '.join(summary.withheld)})."
     base = summary.baseline
     if base is None or base.point is None:
         return "No plain arm was measured, so there is no speedup to state."
     found = ranking(summary)
     if not found:
         return f"Only {base.name} was measured."
-    parts = ", ".join(f"{arm.name} {ratio(speedup, 'x')}" for arm, speedup in found[:3])
+    parts = ", ".join(f"{arm.title} {ratio(speedup, 'x')}" for arm, speedup in found[:3])
     more = f", {len(found) - 3} more below that" if len(found) > 3 else ""
     best = found[0][1]
     starts = "and server starts" if best.over_starts else "only, not over server starts"
-    over = f"95% interval over {best.n_prompts} prompts {starts}"
-    return f"Output speed relative to {base.name}: {parts}{more} ({over}). {duel(summary)}".rstrip()
+    stated = (
+        f"Output speed relative to {base.name}: {parts}{more} (95% interval over {best.n_prompts} prompts {starts})."
+    )
+    return f"{stated} {duel(summary)}".rstrip()
 
 
 def duel(summary: Summary) -> str:
@@ -237,6 +254,33 @@ def lossless(arm: Arm) -> str:
     return text + f", {len(check.forks)} DIFFERENT" if check.forks else text
 
 
+def speedup(summary: Summary) -> Cell:
+    def cell(arm: Arm, point: Point) -> str:
+        if arm.baseline:
+            return "1 (baseline)"
+        return WITHHELD if summary.withheld else ratio(point.speedup)
+
+    return cell
+
+
+def identical(summary: Summary) -> Cell:
+    """``lossless``; where outputs are drawn, it says that equal tokens are not expected."""
+    drawn = float(summary.setting.get("temperature") or 0) > 0
+    return lambda arm, _: "drawn" if drawn else lossless(arm)
+
+
+def server_tau(_: Arm, point: Point) -> str:
+    """tau of /server_info, with the number of data-parallel ranks where there are several."""
+    found = point.server_totals
+    if found is None or found.tau is None:
+        return ABSENT
+    return number(found.tau, 2) + (f" ({found.ranks} ranks)" if found.ranks > 1 else "")
+
+
+def server_committed(_: Arm, point: Point) -> str:
+    return number(point.server_totals.committed_per_step if point.server_totals else None, 2)
+
+
 def spread(lengths: list[int]) -> str:
     """Shortest, median and longest."""
     ordered = sorted(lengths)
@@ -260,10 +304,6 @@ def cut(point: Point) -> str:
 
 def counts(value: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in sorted(value.items())) or ABSENT
-
-
-def _speedup(arm: Arm, value: PairedRatio | None) -> str:
-    return "1 (baseline)" if arm.baseline else ratio(value)
 
 
 def _drafts(figure: str) -> Cell:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from orchestrator import published, report
+from orchestrator import projection, published, report
 from orchestrator.facts import ArmFacts
 from orchestrator.report import plots, table
 from orchestrator.results import Summary
@@ -147,7 +147,7 @@ def test_the_terminal_table_reads_along_a_metric(summary: Summary) -> None:
         r"1 \(baseline\)\s+\d\.\d\d \[\d\.\d\d, \d\.\d\d\]\s+\d\.\d\d \[", lines["speedup over plain [95%]"]
     )
     assert re.search(r"8\s+16$", lines["block size"].rstrip())
-    assert re.search(r"7\s+15$", lines["proposed per step"].rstrip())
+    assert re.search(r"7\s+15$", lines["of tokens proposed"].rstrip())
     assert re.search(r"16/16\s+32/32\s+32/32", lines["tokens identical to plain"])
     assert "note: 14 of 32 outputs" in text
     last = " ".join(" ".join(text.split("\n")[-5:]).split())
@@ -171,7 +171,7 @@ def test_more_arms_than_fit_beside_each_other_are_lines() -> None:
     arms = (synthetic.ARMS[0], *(replace(synthetic.ARMS[1], name=f"block_{b}", block_size=b) for b in (4, 5, 6, 7, 8)))
     text = shown(summarize(synthetic.records(arms), synthetic.facts(arms)), width=80)
     (header,) = [line for line in text.splitlines() if "ms/step" in line]
-    assert header.split() == ["speedup", "tok/s", "ms/step", "tau", "proposed", "identical", "peak", "GiB"]
+    assert header.split() == ["speedup", "tok/s", "tau", "proposed", "ms/step", "identical", "peak", "GiB"]
     for arm in arms:
         (line,) = [line for line in text.splitlines() if line.startswith(f"{arm.name} ")]
         assert "…" not in line
@@ -249,3 +249,77 @@ def test_a_wrong_reference_file_is_refused_with_its_place(tmp_path: Path) -> Non
     with pytest.raises(ValueError, match="single key 'sources'"):
         published.read(file)
     assert published.load("no_such_experiment") == []
+
+
+UNFAIR = {"target.dtype": {"plain": "float32", "dspine": "bfloat16"}}
+
+
+def test_a_refused_comparison_has_no_verdict_anywhere(tmp_path: Path) -> None:
+    found = summarize(synthetic.records(), replace(synthetic.facts(), unfair=UNFAIR))
+    text = shown(found)
+    assert "No verdict: the comparison is refused (unfair_precision)." in text
+    assert re.search(r"speedup over plain \[95%\]\s+1 \(baseline\)\s+withheld\s+withheld", text)
+    page = (report.write(found, tmp_path)[0]).read_text()
+    assert "No verdict: the comparison is refused (unfair_precision)." in page
+    assert 'class="big"' not in page.partition("Before you use")[0], "no card with a speedup"
+    assert "No verdict" in table.markdown(found) or "withheld" in table.markdown(found)
+    assert projection.parent_tags(found)["refused"] == "unfair_precision"
+    assert not any(name.startswith("speedup/") for name in projection.parent_metrics(found))
+    assert "withheld" in projection.sweep_table([found])
+
+
+def test_a_lossy_arm_is_labelled_everywhere(tmp_path: Path) -> None:
+    base = synthetic.facts()
+    arms = [*base.arms[:2], replace(base.arms[2], lossy=True)]
+    found = summarize(synthetic.records(), replace(base, arms=arms))
+    assert "dspine (lossy)" in shown(found).splitlines()[2]
+    assert "dspine (lossy)" in table.headline(found)
+    assert "| dspine (lossy) |" in table.markdown(found)
+    assert "dspine (lossy)" in Page((report.write(found, tmp_path)[0]).read_text()).text
+    assert projection.arm_tags(found, found.arms[2])["lossy"] == "true"
+    assert "lossy" not in projection.arm_tags(found, found.arms[1])
+    assert "dspine (lossy)" in projection.sweep_table([found])
+
+
+def test_what_a_step_cost_stands_beside_tau_wherever_tau_does(summary: Summary, tmp_path: Path) -> None:
+    labels = [row.label.strip() for row in table.rows(summary)]
+    place = labels.index("acceptance length tau")
+    assert labels[place + 1 : place + 6] == [
+        "of tokens proposed", "in a verify window of", "per token in the window", "ms per verification step",
+        "relative to a plain step",
+    ]  # fmt: skip
+    header, *lines = [line for line in projection.sweep_table([summary]).splitlines() if line.startswith("|")]
+    assert " tau | proposed | ms per step |" in header
+    assert {line.count("|") for line in (header, *lines)} == {10}
+    metrics = projection.parent_metrics(summary)
+    assert {f"{name}/dspine" for name in ("acceptance_length", "proposed_per_step", "step_ms")} <= set(metrics)
+    loads = (1, 4)
+    more = summarize(synthetic.records(concurrencies=loads), synthetic.facts(concurrencies=loads))
+    for _, curves in projection.arm_curves(more.arms[2]):
+        assert {f"by_concurrency/{name}" for name in ("acceptance_length", "proposed_per_step", "step_ms")} <= set(
+            curves
+        )
+    text = report.html.render(more, [])
+    assert Page(text).text.count("concurrency 4") >= 3, "a line per arm under each load"
+
+
+def test_a_sweep_over_load_names_the_crossover() -> None:
+    loads = (1, 4)
+    found = summarize(synthetic.records(concurrencies=loads), synthetic.facts(concurrencies=loads))
+    assert re.search(r"pays up to a concurrency of\s+–\s+> 4\s+> 4", shown(found))
+    assert projection.arm_metrics(found.arms[2])["throughput/crossover_concurrency"] is None
+
+
+def test_drawn_outputs_are_not_said_to_be_unchecked_but_unequal_by_nature(summary: Summary) -> None:
+    setting = {**summary.setting, "temperature": 0.7}
+    found = summarize(synthetic.records(), replace(synthetic.facts(), temperature=0.7, setting=setting))
+    row = next(row for row in table.rows(found) if row.label == "tokens identical to plain")
+    assert row.cells == ["drawn", "drawn", "drawn"]
+
+
+def test_forks_are_listed_with_their_place_and_margin(tmp_path: Path) -> None:
+    found = summarize(synthetic.forked(synthetic.records(), "dspine", "long-2", 20), synthetic.facts())
+    text = Page(report.html.render(found, [])).text
+    section = text.partition("Where outputs fork")[2].partition("Prompt by prompt")[0]
+    assert re.search(r"dspine\s*long-2\s*1\s*20", section) and re.search(r"dspine\s*long-2\s*2\s*20", section)
+    assert "different" in section
