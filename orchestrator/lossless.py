@@ -64,7 +64,7 @@ class Lossless(BaseModel):
     prompts: int = 0
     """Prompts among those compared."""
     missing: list[str]
-    """Prompts that cannot be compared, since one side has no well-ended request."""
+    """Prompts that cannot be compared, since one side has no well-ended request whose token ids are known."""
 
     @property
     def forked_prompts(self) -> int:
@@ -102,7 +102,8 @@ def check(
             probes[record.prompt_id].append(record)
         if record.phase == "measure":
             asked[record.arm].add(record.prompt_id)
-            if record.outcome == "ok":
+            # Endpoints that tell no token ids would make every output the same empty one.
+            if record.outcome == "ok" and len(record.output_ids) == record.completion_tokens:
                 outputs[record.arm][record.prompt_id].append(record)
     references = {
         prompt: min(candidates, key=lambda record: record.repeat) for prompt, candidates in outputs[plain_arm].items()

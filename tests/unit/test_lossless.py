@@ -115,3 +115,9 @@ def test_a_second_pass_that_forks_alike_is_no_further_evidence() -> None:
     records += [spec([9]), spec([9], repeat=1)]
     result = check(records, "plain")["spec"]
     assert (len(result.forks), result.forked_prompts, result.prompts) == (2, 1, 1)
+
+
+def test_outputs_whose_token_ids_are_not_told_are_not_called_identical() -> None:
+    blind = [record(arm=arm, output_ids=[], completion_tokens=4, chunks=[(0.1, 4)]) for arm in ("plain", "dspine")]
+    result = check(blind, "plain")["dspine"]
+    assert (result.compared, result.identical, result.missing, result.ok) == (0, 0, ["p0"], False)
