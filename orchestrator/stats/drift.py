@@ -10,7 +10,7 @@ from orchestrator.stats.intervals import Estimate, mean_interval
 from orchestrator.stats.observation import Observation, by_pair
 
 THRESHOLD = 1.02
-"""Drift that counts. On a machine at rest, with starts up to 1% apart, the whole interval lies beyond it in at most 3%
+"""Drift that counts. On a machine at rest, with starts up to 1% apart, the whole interval lies beyond it in at most 5%
 of runs (benchmarks/statistics). An interval that leaves 1 would not do as a rule: a restart is enough for that."""
 
 

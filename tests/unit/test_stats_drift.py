@@ -54,7 +54,7 @@ def test_it_counts_where_the_whole_interval_lies_beyond_two_percent(low: float, 
 def test_alarms_are_rare_without_drift_and_sure_with_it() -> None:
     quiet = World("", noise=0.003, restart=0.003)
     assert simulated.alarms(quiet, 200, seed=3) <= 0.01
-    assert simulated.alarms(World("", restart=0.01), 200, seed=3) <= 0.07  # 3% measured, 1.2 points of standard error
+    assert simulated.alarms(World("", restart=0.01), 200, seed=3) <= 0.09  # 5% measured, 1.5 points of standard error
     assert simulated.alarms(replace(quiet, drift=0.05), 50, seed=3) >= 0.98
 
 
