@@ -5,7 +5,8 @@
 Estimators over prompts only, on the mean log ratio of each prompt: Student's t, bootstrap-t (999 resamples), percentile
 and BCa bootstrap (`scipy.stats.bootstrap`, 999 resamples). Shipped: `orchestrator.stats.paired_ratio` with
 `between_starts`, for an arm that was started twice and for the last arm of an ABBA plan, whose repeats share a start.
-The others are those of the last arm. "width" is the median of high / low - 1, halved.
+Satterthwaite: the same two variances with one t quantile. All but "shipped" are those of the last arm. "width" is the
+median of high / low - 1, halved.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
+from scipy.special import stdtrit
 from scipy.stats import bootstrap
 
 from benchmarks.statistics.simulate import World, experiment
-from orchestrator.stats import Observation, between_starts, mean_interval, paired_ratio
+from orchestrator.stats import Observation, PairedRatio, Restarts, between_starts, mean_interval, paired_ratio
 
 Ends = tuple[float, float]
 RESAMPLES = 999
@@ -65,6 +67,8 @@ def estimators(arms: dict[str, list[Observation]], rng: np.random.Generator) -> 
         assert found is not None and found.low is not None and found.high is not None
         name = "shipped" if arm != last else "shipped, one start"
         yield name, arm, (math.log(found.low), math.log(found.high))
+        if arm == last:
+            yield "Satterthwaite", arm, satterthwaite(found, restarts)
     values = prompt_means(arms[last], arms["plain"])
     mean, half = mean_interval(list(values))
     assert half is not None
@@ -73,6 +77,15 @@ def estimators(arms: dict[str, list[Observation]], rng: np.random.Generator) -> 
     for name, method in (("percentile", "percentile"), ("BCa", "BCa")):
         ends = bootstrap((values,), np.mean, method=method, n_resamples=RESAMPLES, rng=rng).confidence_interval
         yield name, last, (float(ends.low), float(ends.high))
+
+
+def satterthwaite(found: PairedRatio, restarts: Restarts | None) -> Ends:
+    """The shipped variances with one t quantile, at the degrees of freedom of their sum (Satterthwaite 1946)."""
+    prompts, starts = (found.prompts_se or 0.0) ** 2, (found.restarts_se or 0.0) ** 2
+    mean, total = math.log(found.ratio), prompts + starts
+    df = total**2 / (prompts**2 / (found.n_prompts - 1) + (starts**2 / restarts.df if restarts else 0.0))
+    half = float(stdtrit(df, 0.975)) * math.sqrt(total)
+    return mean - half, mean + half
 
 
 def prompt_means(arm: Iterable[Observation], plain: Iterable[Observation]) -> np.ndarray:
@@ -108,7 +121,7 @@ def coverage(world: World, experiments: int, seed: int) -> dict[str, tuple[float
     return {name: (float(np.mean(hits[name])), float(np.median(widths[name]))) for name in hits}
 
 
-COLUMNS = ("t", "bootstrap-t", "percentile", "BCa", "shipped", "shipped, one start")
+COLUMNS = ("t", "bootstrap-t", "percentile", "BCa", "Satterthwaite", "shipped", "shipped, one start")
 
 
 def main() -> None:
