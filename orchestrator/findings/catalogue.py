@@ -39,6 +39,7 @@ CATALOGUE: dict[str, Entry] = {
     "measured_apart": _warning("trials of several runs are combined"),
     "unsteady_machine": _warning("repeats of a prompt on the same arm differ by more than 15% in the median"),
     "failed_requests": _warning("requests that did not end well"),
+    "starts_rule": _note("most of a speedup's interval is the spread between server starts"),
     "starts_unknown": _note("the intervals do not cover other starts of the servers"),
     "sequential": _note("`stop.rule: ci_width`: repeats were added until the intervals were narrow"),
     "adopted": _note("nothing was measured anew"),

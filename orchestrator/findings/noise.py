@@ -44,6 +44,18 @@ def findings(summary: Summary, facts: Facts) -> Iterator[Finding]:
             "The intervals hold what other prompts would change, not what another start of a server would: that takes "
             "two repeats in order abba.",
         )
+    ruled = [
+        name
+        for name, point in points.items()
+        if (one := point.speedup) and one.prompts_se is not None and (one.restarts_se or 0.0) > one.prompts_se
+    ]
+    spread = next((p.evidence.restarts.sd for p in points.values() if p.evidence and p.evidence.restarts), 0.0)
+    if ruled:
+        yield finding(
+            "starts_rule",
+            f"Most of the speedup's interval of {', '.join(ruled)} is the spread between server starts ({spread:.1%}), "
+            "known from few of them: an idle machine or more suite.repeats narrows it, more prompts do not.",
+        )
     if str(facts.setting.get("stop", "fixed")) != "fixed":
         yield finding(
             "sequential",

@@ -67,6 +67,7 @@ def test_an_arm_whose_second_start_is_slower_has_a_wider_interval() -> None:
     assert other.speedup.half > 2 * one.speedup.half
     assert other.speedup.restarts_se is not None and other.speedup.prompts_se is not None
     assert other.speedup.restarts_se > other.speedup.prompts_se
+    assert "interval of dflash2" in found(slow, "starts_rule")[0].text and not found(still, "starts_rule")
 
 
 @pytest.mark.parametrize(("repeats", "order", "unbalanced"), [(1, "abba", True), (2, "abba", False), (2, "once", True)])
