@@ -111,3 +111,31 @@ def test_interval_covers_the_truth_about_as_often_as_it_says() -> None:
 
 def test_mean_of_a_single_value_has_no_width() -> None:
     assert mean_interval([1.5]) == (1.5, None)
+
+
+def test_more_repeats_cannot_bring_the_interval_below_what_prompts_spread() -> None:
+    plain = [observation(f"p{i}", r, 10, 1.0) for i in range(16) for r in range(4)]
+    arm = [o._replace(seconds=1 / (2 + 0.1 * int(o.prompt[1:]))) for o in plain]
+    exact = paired_ratio(arm, plain)
+    assert exact is not None and exact.half is not None
+    assert exact.narrowest == pytest.approx(exact.half)  # repeats agree: all of the spread is the prompts'
+    shaken = [o._replace(seconds=o.seconds * 1.1 ** (1 if o.repeat in (0, 3) else -1)) for o in arm]
+    same = paired_ratio(shaken, plain)  # every prompt alike: that is no noise of requests
+    assert same is not None and same.narrowest == pytest.approx(exact.narrowest)
+    rng = random.Random(1)
+    noisy_arm = [o._replace(seconds=o.seconds * math.exp(rng.gauss(0, 0.3))) for o in arm]
+    noise = paired_ratio(noisy_arm, plain)
+    assert noise is not None and noise.half is not None and noise.narrowest is not None
+    assert noise.narrowest < 0.9 * noise.half
+    assert noise.narrowest == pytest.approx(exact.narrowest, rel=0.6)
+    once = paired_ratio([o for o in arm if o.repeat == 0], plain)
+    assert once is not None and once.narrowest is None
+
+
+def test_detectable_is_a_ratio_beyond_the_half_width() -> None:
+    found = paired_ratio(*noisy(16, 2, 1.0, seed=4))
+    assert found is not None and found.half is not None and found.detectable is not None
+    # (2.13 + 0.87) standard errors against 2.13
+    assert math.log(found.detectable) == pytest.approx(math.log(1 + found.half) * (2.131 + 0.866) / 2.131, rel=1e-3)
+    assert found.prompts_se is not None
+    assert math.log(1 + found.half) == pytest.approx(2.131 * found.prompts_se, rel=1e-3)
