@@ -71,7 +71,7 @@ def rows(summary: Summary) -> list[Row]:
     add("Acceptance", "tau, weighted by tokens", _drafts("tau_token_weighted"))
     add("Acceptance", "tau by the server's totals", server_tau)
     add("Acceptance", "committed per step", _drafts("committed_per_step"))
-    add("Acceptance", "  by the server's totals", server_committed)
+    add("Acceptance", "server's totals agree", totals_agree)
     add("Acceptance", "acceptance rate", lambda _, p: percent(p.acceptance.rate if p.acceptance else None))
     add("Acceptance", "block size", lambda arm, _: number(arm.block_size))
     add("Output", f"tokens identical to {base}", identical(summary), True, "identical")
@@ -277,8 +277,12 @@ def server_tau(_: Arm, point: Point) -> str:
     return number(found.tau, 2) + (f" ({found.ranks} ranks)" if found.ranks > 1 else "")
 
 
-def server_committed(_: Arm, point: Point) -> str:
-    return number(point.server_totals.committed_per_step if point.server_totals else None, 2)
+def totals_agree(_: Arm, point: Point) -> str:
+    """Whether the server counted the steps and tokens that the requests report."""
+    found = point.server_totals
+    if found is None or (found.tau is None and found.committed_per_step is None):
+        return ABSENT
+    return "NO" if found.disagreements else "yes"
 
 
 def spread(lengths: list[int]) -> str:
