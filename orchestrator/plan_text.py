@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from orchestrator.fairness import configured, told
+from orchestrator.findings.catalogue import CATALOGUE
 from orchestrator.plan import ROUND, Plan, extended, unexpected_differences
 from orchestrator.schema import ArmConfig, Experiment, Load
 from orchestrator.server_config import start_options
@@ -24,9 +26,12 @@ def render(experiment: Experiment, plan: Plan, missing: Mapping[str, str]) -> st
     ]
     for arm, reason in missing.items():
         lines.append(f"  arm {arm} cannot run: {reason}")
-    for key, values in unexpected_differences(experiment).items():
-        told = ", ".join(f"{arm}={value!r}" for arm, value in values.items())
-        lines.append(f"  fairness: {key} differs and is not in varies: {told}")
+    for difference in configured(unexpected_differences(experiment)):
+        refused = CATALOGUE[difference.code].withholds and difference.code not in experiment.allow
+        lines.append(
+            f"  {difference.code}: differs and is not in varies: {told(difference.keys)}"
+            + (" (a run is refused)" if refused else "")
+        )
     lines += ["", "servers"]
     for session in {session.key: session for session in reversed(plan.sessions)}.values():
         starts = [str(other.index) for other in plan.sessions if other.key == session.key]

@@ -23,8 +23,8 @@ NAME_LIMIT = 120
 VIEW = "arms"
 """Key of the saved view in MLflow's links."""
 _VIEW_METRICS = (
-    "throughput/speedup", "throughput/output_tok_s", "acceptance/length", "latency/step_ms", "latency/ttft_p50_ms",
-    "output/identical_share",
+    "throughput/speedup", "throughput/output_tok_s", "acceptance/length", "acceptance/proposed_per_step",
+    "latency/step_ms", "latency/ttft_p50_ms", "output/identical_share",
 )  # fmt: skip
 _VIEW_PARAMS = ("block_size", "proposed_tokens", "drafter")
 _VIEW_TAGS = ("engine",)

@@ -50,6 +50,7 @@ def render(summary: Summary, drawn: list[plots.Plot]) -> str:
         steps=_steps(summary),
         plots=[(plot, base64.b64encode(plot.svg).decode()) for plot in drawn],
         positions=_positions(summary),
+        windows=_windows(summary),
         published=[(source, _published(source)) for source in summary.published],
         tag=table.EMBEDDED_TAG if summary.embedded else None,
         loads=_loads(summary),
@@ -106,6 +107,17 @@ def _positions(summary: Summary) -> list[tuple[int, list[tuple[str, str]]]]:
         )
         for index in range(max(map(len, found), default=0))
     ]
+
+
+def _windows(summary: Summary) -> list[tuple[str, list[tuple[int, str]]]]:
+    """Per arm whose windows vary: (window, share of the steps that had it)."""
+    found = []
+    for arm in _speculative(summary):
+        histogram = arm.point.acceptance.window_histogram if arm.point and arm.point.acceptance else None
+        if histogram and sum(histogram):
+            shares = [(size, table.percent(count / sum(histogram))) for size, count in enumerate(histogram) if count]
+            found.append((arm.title, shares))
+    return found
 
 
 def _published(source: Published) -> list[tuple[str, list[str]]]:

@@ -11,6 +11,8 @@ from orchestrator import fairness
 from orchestrator.fairness import Difference, configured, refuse, reported, sent
 from orchestrator.findings.catalogue import CATALOGUE
 from orchestrator.names import ConfigError
+from orchestrator.plan import make_plan
+from orchestrator.plan_text import render
 from orchestrator.schema import ArmConfig, Experiment
 from tests import plan_factory
 from tests.record_factory import record
@@ -210,3 +212,20 @@ def test_only_errors_can_be_allowed_and_a_typo_is_told_the_nearest(tmp_path: Pat
     with pytest.raises(ValidationError, match=told):
         Experiment.model_validate(data | {"allow": [name]})
     assert Experiment.model_validate(data | {"allow": ["unfair_engine"]}).allow == ("unfair_engine",)
+
+
+FACTS: dict[str, Any] = {"hardware": "h", "engine": {"embedded": "e"}, "weights": {}, "record_schema": 1}
+
+
+def test_the_plan_names_what_differs_and_says_what_a_run_would_refuse(tmp_path: Path) -> None:
+    one = experiment(tmp_path, other(target={"dtype": "bfloat16", "context_length": 4096}))
+    text = render(one, make_plan(one, FACTS), {})
+    assert (
+        "unfair_precision: differs and is not in varies: target.dtype: plain float32, ngram bfloat16 (a run is refused)"
+        in text
+    )
+    assert (
+        "unfair_context_length: differs and is not in varies: target.context_length: plain 2048, ngram 4096\n" in text
+    )
+    allowed = one.model_copy(update={"allow": ("unfair_precision",)})
+    assert "refused" not in render(allowed, make_plan(allowed, FACTS), {})

@@ -323,3 +323,15 @@ def test_forks_are_listed_with_their_place_and_margin(tmp_path: Path) -> None:
     section = text.partition("Where outputs fork")[2].partition("Prompt by prompt")[0]
     assert re.search(r"dspine\s*long-2\s*1\s*20", section) and re.search(r"dspine\s*long-2\s*2\s*20", section)
     assert "different" in section
+
+
+def test_windows_that_vary_are_shown_as_shares(summary: Summary) -> None:
+    arm = summary.arms[2]
+    point = arm.points[0]
+    assert point.acceptance is not None
+    varying = point.acceptance.model_copy(update={"window_histogram": [0, 0, 1, 0, 3]})
+    changed = arm.model_copy(update={"points": [point.model_copy(update={"acceptance": varying})]})
+    many = summary.model_copy(update={"arms": [*summary.arms[:2], changed]})
+    text = Page(report.html.render(many, plots.draw(many))).text
+    assert re.search(r"Verify windows of dspine.*window\s*2\s*4\s*share of steps\s*25%\s*75%", text, re.S)
+    assert "Verify windows of dflash2" not in text
