@@ -155,6 +155,7 @@ def arm_curves(arm: Arm) -> Iterator[tuple[int, Metrics]]:
         metrics: Metrics = {
             "by_concurrency/output_tok_s": point.output_tok_s,
             "by_concurrency/system_tok_s": point.system_tok_s,
+            "by_concurrency/full_load_tok_s": point.full_load_tok_s,
             "by_concurrency/speedup": point.speedup.ratio if point.speedup else None,
             "by_concurrency/acceptance_length": point.acceptance.tau if point.acceptance else None,
             "by_concurrency/proposed_per_step": point.acceptance.proposed_per_step if point.acceptance else None,
@@ -228,6 +229,7 @@ def _speed(point: Point) -> Metrics:
         "throughput/output_tok_s": point.output_tok_s,
         "throughput/decode_tok_s": point.decode_tok_s,
         "throughput/system_tok_s": point.system_tok_s,
+        "throughput/full_load_tok_s": point.full_load_tok_s,
         "latency/ttft_p50_ms": _ms(measured.ttft_s.p50),
         "latency/ttft_p90_ms": _ms(measured.ttft_s.p90),
         "latency/tpot_p50_ms": _ms(measured.tpot_s.p50),

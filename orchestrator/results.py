@@ -46,7 +46,9 @@ class Point(_Frozen):
     decode_tok_s: float | None
     """Tokens after the first chunk / time after the first chunk, pooled."""
     system_tok_s: float | None
-    """Output tokens of all requests per second of wall time of their trials."""
+    """Output tokens of all requests per second of wall time of their trials, ramp and drain included."""
+    full_load_tok_s: float | None = None
+    """The same while the load was full (`load.window`): what the machine yields."""
     tok_s_by_category: dict[str, float]
     tok_s_range: tuple[float, float] | None
     """Slowest and fastest request."""

@@ -13,6 +13,7 @@ from orchestrator import acceptance, evidence, lossless, metrics, served, server
 from orchestrator.crossover import crossover
 from orchestrator.facts import ArmFacts, Facts, SessionFacts, TrialFacts
 from orchestrator.findings.judge import judge
+from orchestrator.load.window import full_load, tokens_between
 from orchestrator.masking import mask, mask_command
 from orchestrator.records import RequestRecord
 from orchestrator.results import Arm, Lead, Memory, Point, PromptCell, PromptRow, Summary
@@ -143,6 +144,7 @@ def _point(name: str, load: TrialFacts, arms: Mapping[str, list[RequestRecord]],
         output_tok_s=_rate(map(evidence.whole, ok)),
         decode_tok_s=_rate(map(evidence.decode, ok)),
         system_tok_s=_system_tok_s(ok),
+        full_load_tok_s=_full_load_tok_s(records, load.concurrency),
         tok_s_by_category={
             category: rate for category, group in groups.items() if (rate := _rate(map(evidence.whole, group)))
         },
@@ -190,6 +192,13 @@ def _system_tok_s(records: Sequence[RequestRecord]) -> float | None:
     results = [metrics.compute(group) for group in trials.values()]
     wall = math.fsum(result.wall_s or 0.0 for result in results)
     return sum(result.output_tokens for result in results) / wall if wall else None
+
+
+def _full_load_tok_s(records: Sequence[RequestRecord], concurrency: int | None) -> float | None:
+    """Output tokens per second while the load was full, over all trials that had such a time."""
+    spans = [(trial, span) for trial in _by_trial(records).values() if (span := full_load(trial, concurrency))]
+    seconds = math.fsum(end - start for _, (start, end) in spans)
+    return sum(tokens_between(trial, *span) for trial, span in spans) / seconds if seconds else None
 
 
 def _speedup(

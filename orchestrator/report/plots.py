@@ -207,14 +207,14 @@ def by_concurrency(summary: Summary) -> Figure | None:
     figure, (left, right) = _figure(8.8, 3.8, widths=(1, 1))
     for arm in summary.arms:
         colour = _colours(summary)[arm.name]
-        system = [(p.concurrency, p.system_tok_s) for p in arm.points if p.concurrency and p.system_tok_s]
+        system = [(p.concurrency, p.full_load_tok_s) for p in arm.points if p.concurrency and p.full_load_tok_s]
         paired = [(p.concurrency, p.speedup.ratio) for p in arm.points if p.concurrency and p.speedup]
         for axes, curve in ((left, system), (right, paired)):
             axes.plot(
                 [x for x, _ in curve], [y for _, y in curve], marker="o", color=colour, linewidth=2, label=arm.title
             )
     right.axhline(1, color=INK, linewidth=1)
-    left.set_title("output tok/s of the system", loc="left")
+    left.set_title("output tok/s of all requests, at full load", loc="left")
     right.set_title("speedup per request, paired", loc="left")
     for axes in (left, right):
         axes.set_xlabel("requests in flight")

@@ -51,6 +51,7 @@ def rows(summary: Summary) -> list[Row]:
     add("Speed", "output tok/s", evidence.output_tok_s, True, "tok/s")
     for category in categories(summary):
         add("Speed", f"  {category}", _category_speed(category))
+    add("Speed", "tok/s of all, at full load", full_load_tok_s)
     add("Speed", "speedup after prefill", lambda arm, p: ratio(p.decode_speedup))
     add("Speed", "TTFT p50, ms", evidence.ttft_ms)
     add("Speed", "TPOT p50, ms", evidence.tpot_ms)
@@ -275,6 +276,11 @@ def server_tau(_: Arm, point: Point) -> str:
     if found is None or found.tau is None:
         return ABSENT
     return number(found.tau, 2) + (f" ({found.ranks} ranks)" if found.ranks > 1 else "")
+
+
+def full_load_tok_s(_: Arm, point: Point) -> str:
+    """Nothing where one request at a time is the whole load."""
+    return ABSENT if point.concurrency == 1 else number(point.full_load_tok_s, 1)
 
 
 def totals_agree(_: Arm, point: Point) -> str:

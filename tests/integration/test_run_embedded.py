@@ -134,6 +134,17 @@ def test_the_output_is_that_of_the_plain_arm_and_the_counters_those_of_the_strea
     assert ngram.point.acceptance.tau == result.tau >= 1
 
 
+def test_the_server_s_own_totals_are_those_of_the_requests(first: First) -> None:
+    _, _, summary = first
+    for arm in summary.arms:
+        totals = arm.point.server_totals if arm.point else None
+        assert totals is not None and totals.disagreements == [] and totals.trials == 1
+        assert totals.committed_per_step == totals.committed_counted
+        accepted = arm.point.acceptance if arm.point else None
+        assert totals.tau == (pytest.approx(accepted.tau) if accepted else None)
+    assert not {"totals_disagree", "no_server_totals"} & {finding.code for finding in summary.findings}
+
+
 def test_a_second_run_measures_nothing_again(place: Path, first: First) -> None:
     began = time.time()
     done = run(place)

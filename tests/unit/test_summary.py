@@ -109,6 +109,17 @@ def test_load_points_are_kept_apart_and_the_lowest_is_the_headline() -> None:
     assert all(point.speedup and point.speedup.n_pairs == 32 for point in found.arms[2].points)
 
 
+def test_throughput_at_full_load_leaves_out_ramp_and_drain() -> None:
+    loads = (1, 4)
+    found = summarize(synthetic.records(concurrencies=loads), synthetic.facts(concurrencies=loads))
+    for arm in found.arms:
+        one, four = arm.points
+        assert one.full_load_tok_s is not None and one.system_tok_s is not None
+        assert one.full_load_tok_s == pytest.approx(one.system_tok_s), "one at a time there is neither"
+        assert four.full_load_tok_s is not None and four.system_tok_s is not None
+        assert four.full_load_tok_s > four.system_tok_s
+
+
 def test_it_survives_the_way_to_disk(summary: Summary, tmp_path: Path) -> None:
     write_summary(summary, tmp_path / "summary.json")
     assert read_summary(tmp_path / "summary.json") == summary
