@@ -125,6 +125,26 @@ def test_trials_are_pooled_by_their_steps() -> None:
     assert found.committed_per_step == pytest.approx((27 + 8) / 12)
 
 
+def test_a_real_server_counts_in_metrics_what_its_requests_report() -> None:
+    """SGLang 0.5.16 with DFLASH on an H200: 25 requests, and /metrics after them. Before them there was one warm-up
+    request of 8 tokens in 7 steps."""
+    seen = [(511, 512)] * 4 + [(171, 512)] * (2 + 2 * 8) + [(103, 512)] * 2 + [(63, 64)]
+    requests = [
+        record(prompt_id=f"p{place}", completion_tokens=tokens, spec=record_factory.counters([steps], 15 * steps))
+        for place, (steps, tokens) in enumerate(seen)
+    ]
+    before = Reading(verify_steps=7, output_tokens=8, requests=1)
+    after = Reading(**counters(METRICS))
+    assert (after.verify_steps, after.output_tokens, after.requests) == (5398, 12360, 26)
+    found = check([(requests, TrialTotals(before=before, after=after))])
+    assert found is not None and found.disagreements == []
+    assert found.committed_per_step == found.committed_counted == pytest.approx((12352 - 25) / 5391)
+    cold = check([(requests, TrialTotals(before=Reading(verify_steps=0, output_tokens=0, requests=0), after=after))])
+    assert cold is not None and cold.disagreements == [], "one warm-up request in 25 is within the tolerance"
+    lost = check([(requests[1:], TrialTotals(before=before, after=after))])
+    assert lost is not None and len(lost.disagreements) == 2
+
+
 async def _served(readings: list[str], info: dict[str, Any] | None, act: Any) -> Any:
     """Runs ``act(url)`` against a server that answers /metrics with the readings in order, then with the last."""
     left = list(readings)
