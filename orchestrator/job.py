@@ -69,12 +69,14 @@ def task(_: DictConfig) -> int:
 def _measure(overrides: Sequence[str], directory: Path, sweep: str | None) -> tuple[int, str | None]:
     """Exit code, and in a few words what went wrong; a failed comparison must not end the others of a sweep."""
     from orchestrator import execute
+    from orchestrator.verdict import REFUSED
 
     try:
         experiment = load(overrides, sweep)
         refuse(experiment)
         code = execute.run(experiment, planned(experiment), directory)
-        return code, None if code == 0 else f"ended with exit code {code}"
+        refused = "measured, and the comparison is refused: see its findings"
+        return code, None if code == 0 else refused if code == REFUSED else f"ended with exit code {code}"
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2, str(error)

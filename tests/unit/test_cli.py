@@ -332,3 +332,27 @@ def test_a_sweep_ends_with_its_summary_in_mlflow(
     told = capsys.readouterr()
     assert "2 of 2 comparisons went well" in told.out, "an outage of MLflow is no failure of a comparison"
     assert (failure or "at its address") in told.out + told.err
+
+
+def test_what_the_configuration_makes_unfair_is_refused_before_anything_is_started(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unfair = [*COMPARISON[:-1], '+arms.ngram=["drafter=ngram","target.dtype=bfloat16"]']
+    started(monkeypatch, never)
+    assert cli.main(unfair) == 2
+    told = capsys.readouterr().err
+    assert "target.dtype: differs between the arms" in told and "allow=[unfair_precision]" in told
+    assert cli.main([*unfair, "allow=[unfair_precison]"]) == 2
+    assert "nearest: unfair_precision" in capsys.readouterr().err
+    calls = started(monkeypatch, lambda experiment, plan, directory: 0)
+    assert cli.main([*unfair, "allow=[unfair_precision]"]) == 0
+    assert [experiment.allow for experiment, _, _ in calls] == [("unfair_precision",)]
+
+
+def test_a_refused_comparison_has_an_exit_code_of_its_own_and_is_told_in_a_sweep(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started(monkeypatch, lambda experiment, plan, directory: 3)
+    assert cli.main(COMPARISON) == 3
+    assert cli.main(["-m", *COMPARISON, "drafter.block_size=4"]) == 1
+    assert "drafter.block_size=4: measured, and the comparison is refused" in capsys.readouterr().out
