@@ -11,7 +11,7 @@ from orchestrator import evidence
 from orchestrator.report import evidence as shown
 from orchestrator.report import table
 from orchestrator.results import Summary
-from orchestrator.stats import Estimate, ratio_of_sums, start_weights
+from orchestrator.stats import Estimate, Restarts, ratio_of_sums, start_weights
 from orchestrator.summary import summarize
 from tests import synthetic
 
@@ -48,7 +48,7 @@ def test_tok_s_contains_the_starts_where_their_spread_is_known() -> None:
     expected = ratio_of_sums(sums)
     assert alone is not None and expected is not None
     assert (alone.low, alone.high) == (pytest.approx(expected.low), pytest.approx(expected.high))
-    spread = evidence.Restarts(sd=0.2, df=2, starts=6)
+    spread = Restarts(sd=0.2, df=2, starts=6)
     wider = evidence.evidence(run, "c", spread).output_tok_s
     with_starts = ratio_of_sums(sums, extra=[spread.term(start_weights(requests))])
     assert wider is not None and wider.high is not None and alone.high is not None and with_starts is not None

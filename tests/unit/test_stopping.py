@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.statistics import stopping as simulated
 from benchmarks.statistics.simulate import World
-from orchestrator import execute, stopping, store
-from orchestrator.plan import extended, make_plan
+from orchestrator import execute, store
+from orchestrator.plan import ROUND, extended, make_plan
 from orchestrator.plan_text import render
 from orchestrator.schema import ArmConfig, Experiment
 from orchestrator.schema.experiment import Stop
@@ -162,7 +162,7 @@ def test_a_failure_ends_the_rounds(tmp_path: Path, world: Servers, monkeypatch: 
 
 
 def test_looking_and_going_on_costs_little_coverage() -> None:
-    rounds = simulated.MOST // stopping.ROUND
+    rounds = simulated.MOST // ROUND
     ended = simulated.sequential(World("", spread=0.05, restart=0.01, rounds=rounds), 0.05, 250, seed=4)
     assert 0.91 <= ended.covered <= 0.985
     assert 2 < ended.repeats < simulated.MOST
