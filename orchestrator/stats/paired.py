@@ -127,25 +127,6 @@ def _mean(values: Collection[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def _of_prompts(whole: Term, logs: Mapping[str, Mapping[int, float]]) -> Term | None:
-    """What is left of the prompts' term without the noise of their requests, which more repeats average out."""
-    repeats = sorted({repeat for values in logs.values() for repeat in values})
-    full = [[values[repeat] for repeat in repeats] for values in logs.values() if len(values) == len(repeats)]
-    if len(repeats) < 2 or len(full) < 2:
-        return None
-    shifts = [_mean(column) for column in zip(*full, strict=True)]
-    grand = _mean(shifts)
-    left = math.fsum(
-        (value - _mean(row) - shift + grand) ** 2 for row in full for value, shift in zip(row, shifts, strict=True)
-    )
-    noise = left / (len(full) - 1) / (len(repeats) - 1) / len(repeats) / len(logs)
-    return Term(max(0.0, whole.variance - noise), whole.df)
-
-
-def _mean(values: Collection[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
 def start_weights(observations: Iterable[Observation]) -> list[float]:
     """Share of an arm's requests that each of its server starts served."""
     counts = Counter(observation.start for observation in observations)
