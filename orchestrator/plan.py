@@ -13,9 +13,6 @@ from orchestrator.server_config import drafter_extras
 ROUND = 2
 """Repeats of one ABBA round: forwards and backwards."""
 
-ROUND = 2
-"""Repeats of one ABBA round: forwards and backwards."""
-
 
 @dataclass(frozen=True)
 class Trial:
