@@ -286,7 +286,7 @@ def test_a_signal_stops_the_server_keeps_the_records_and_says_how_to_go_on(
         os.kill(os.getpid(), signum)
 
     before = signal.getsignal(signum)
-    sender = threading.Thread(target=send)
+    sender = threading.Thread(target=send, daemon=True)  # a run that fails early must not leave it waiting for good
     sender.start()
     code, summary = run(tmp_path, arms)
     sender.join()
