@@ -289,7 +289,7 @@ def test_a_signal_stops_the_server_keeps_the_records_and_says_how_to_go_on(
     sender = threading.Thread(target=send, daemon=True)  # a run that fails early must not leave it waiting for good
     sender.start()
     code, summary = run(tmp_path, arms)
-    sender.join()
+    sender.join(30)
     assert code == 128 + signum and summary is None
     assert signal.getsignal(signum) is before
     kept = list(read_records(tmp_path / "one/sessions/01-ngram/records.jsonl"))
