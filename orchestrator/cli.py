@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from orchestrator import usage
-from orchestrator.names import ConfigError, nearest
+from orchestrator.config import usage
+from orchestrator.config.names import ConfigError, nearest
 
 CONFIG_WRONG = 2
 INTERRUPTED = 130
@@ -84,10 +84,10 @@ def _read(arguments: Sequence[str]) -> _Command:
 
 def _main(command: _Command) -> int:
     from orchestrator import job
-    from orchestrator.compose import expand, hydra_settings, load
-    from orchestrator.hardware import gpus
-    from orchestrator.overrides import last_value
-    from orchestrator.preset import place, serves_here
+    from orchestrator.config.compose import expand, hydra_settings, load
+    from orchestrator.config.overrides import last_value
+    from orchestrator.config.preset import place, serves_here
+    from orchestrator.planning.hardware import gpus
 
     if last_value(command.overrides, "action") == "log" and not command.only_shows:
         if command.multirun:

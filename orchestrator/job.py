@@ -15,13 +15,14 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from orchestrator import fairness, identity, preflight
-from orchestrator.compose import CONFIG_NAME, VERSION_BASE, load
-from orchestrator.names import ConfigError, nearest
-from orchestrator.overrides import Override
+from orchestrator.analysis import fairness
+from orchestrator.config.compose import CONFIG_NAME, VERSION_BASE, load
+from orchestrator.config.names import ConfigError, nearest
+from orchestrator.config.overrides import Override
 from orchestrator.paths import conf_dir
-from orchestrator.plan import Plan, make_plan
-from orchestrator.plan_text import render
+from orchestrator.planning import identity, preflight
+from orchestrator.planning.plan import Plan, make_plan
+from orchestrator.planning.plan_text import render
 from orchestrator.schema import Experiment
 from orchestrator.schema.place import Tracking
 
@@ -68,8 +69,8 @@ def task(_: DictConfig) -> int:
 
 def _measure(overrides: Sequence[str], directory: Path, sweep: str | None) -> tuple[int, str | None]:
     """Exit code, and in a few words what went wrong; a failed comparison must not end the others of a sweep."""
-    from orchestrator import execute
-    from orchestrator.verdict import REFUSED
+    from orchestrator.analysis.verdict import REFUSED
+    from orchestrator.measuring import execute
 
     try:
         experiment = load(overrides, sweep)

@@ -9,11 +9,19 @@ PACKAGE_PREFIX = "package:"
 
 
 def conf_dir() -> Path:
-    """The shipped configuration: ``orchestrator/conf`` of a wheel, ``conf`` beside the package of a checkout."""
-    for folder in (_PACKAGE / "conf", _PACKAGE.parent / "conf"):
-        if (folder / "config.yaml").is_file():
+    """The shipped configuration."""
+    return shipped("conf")
+
+
+def shipped(name: str) -> Path:
+    """A folder that belongs to the program: inside the package in a wheel, beside it in a checkout.
+
+    Raises FileNotFoundError.
+    """
+    for folder in (_PACKAGE / name, _PACKAGE.parent / name):
+        if folder.is_dir():
             return folder
-    raise FileNotFoundError(f"no conf/config.yaml beside {_PACKAGE}: the installation is incomplete")
+    raise FileNotFoundError(f"no {name}/ beside {_PACKAGE}: the installation is incomplete")
 
 
 def package_root() -> Path:

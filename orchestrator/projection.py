@@ -12,9 +12,9 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from orchestrator.masking import mask_command
+from orchestrator.analysis.results import Arm, Point, Summary
+from orchestrator.config.masking import mask_command
 from orchestrator.report import table
-from orchestrator.results import Arm, Point, Summary
 from orchestrator.telemetry.names import figures
 
 Metrics = dict[str, float | None]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import projection
-from orchestrator.results import Arm, Summary, read_summary
+from orchestrator.analysis.results import Arm, Summary, read_summary
 from orchestrator.schema import Experiment
 
 if TYPE_CHECKING:

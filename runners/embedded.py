@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from orchestrator import hardware
+from orchestrator.planning import hardware
 from runners.base import ServerFailure, ServerHandle
 
 HOST = "127.0.0.1"

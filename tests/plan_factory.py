@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from orchestrator.plan import Plan, ServerSession, Trial, session_order
+from orchestrator.planning.plan import Plan, ServerSession, Trial, session_order
 from orchestrator.schema import (
     ArmConfig,
     Attention,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.records import RequestRecord, SpecCounters
+from orchestrator.measuring.records import RequestRecord, SpecCounters
 
 
 def record(**fields: Any) -> RequestRecord:

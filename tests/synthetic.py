@@ -7,10 +7,10 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.facts import ArmFacts, Facts, SessionFacts, TrialFacts
-from orchestrator.records import RequestRecord, SpecCounters
-from orchestrator.results import Published, PublishedArm
-from orchestrator.server_totals import Reading, TrialTotals
+from orchestrator.analysis.facts import ArmFacts, Facts, SessionFacts, TrialFacts
+from orchestrator.analysis.results import Published, PublishedArm
+from orchestrator.measuring.records import RequestRecord, SpecCounters
+from orchestrator.measuring.server_totals import Reading, TrialTotals
 
 LIMIT = 64
 PROMPTS = [(f"{kind}-{index}", kind) for kind in ("short", "long") for index in range(1, 9)]

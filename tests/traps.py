@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.facts import Facts
-from orchestrator.records import RequestRecord
-from orchestrator.results import Arm, Summary
+from orchestrator.analysis.facts import Facts
+from orchestrator.analysis.results import Arm, Summary
+from orchestrator.measuring.records import RequestRecord
 from tests import synthetic
 
 

@@ -3,7 +3,7 @@
     python -m benchmarks.statistics.drift [--experiments 1000] [--seed 1]
 
 Bias: a machine whose log throughput falls linearly in time, without other noise, so that what is left is the order's
-own; starts and trials follow `orchestrator.plan.session_order` on a clock that a slower arm takes longer of. AABB is
+own; starts and trials follow `session_order` of the plan on a clock that a slower arm takes longer of. AABB is
 order=once: every arm runs all of its repeats before the next one starts.
 Alarms: how often the finding `drift` appears, per experiment of three arms.
 """

@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from orchestrator.plan import session_order
+from orchestrator.planning.plan import session_order
 from orchestrator.stats import Observation
 
 Draws = Callable[[np.random.Generator, int], np.ndarray]
@@ -32,7 +32,7 @@ class World:
     prompts: int = 16
     repeats: int = 2
     rounds: int = 1
-    """So many times the repeats, as `orchestrator.plan.extended` appends them."""
+    """So many times the repeats, as `orchestrator.planning.plan.extended` appends them."""
     order: Literal["abba", "once"] = "abba"
     spread: float = 0.2
     """Of the log speedup between prompts."""

@@ -2,7 +2,7 @@
 
     python -m benchmarks.statistics.stopping [--experiments 1000] [--seed 1]
 
-Three arms, rounds of two repeats from 2 to at most 8, the rule of `orchestrator.stopping` after each. Coverage is that
+Three arms, rounds of two repeats from 2 to at most 8, the rule of `planning.stopping` after each. Coverage is that
 of both speculative arms at the end, beside that of a plan that always measures 2 or 8 repeats; "repeats" is the mean at
 the end; "hopeless" the share of runs that end because the prompts themselves differ by more than the width.
 """
@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.statistics.simulate import World, experiment
-from orchestrator.plan import ROUND
+from orchestrator.planning.plan import ROUND
+from orchestrator.planning.stopping import decide
 from orchestrator.stats import Observation, PairedRatio, between_starts, paired_ratio
-from orchestrator.stopping import decide
 
 MOST = 8
 WORLDS = (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.baseline import settings
-from orchestrator.facts import Facts
+from orchestrator.analysis.baseline import settings
+from orchestrator.analysis.facts import Facts
+from orchestrator.analysis.results import Arm, Summary
 from orchestrator.findings.finding import Finding, finding
-from orchestrator.results import Arm, Summary
 
 WEAK = 0.55
 """Share of the bandwidth ceiling. One request at a time, SGLang reaches 0.63 (8B on an H200), 0.67 (8B on an H100) and

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.facts import Facts
+from orchestrator.analysis.facts import Facts
+from orchestrator.analysis.results import Summary
 from orchestrator.findings.finding import Finding, finding
-from orchestrator.results import Summary
 
 
 def findings(summary: Summary, facts: Facts) -> Iterator[Finding]:

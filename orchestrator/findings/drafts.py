@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from orchestrator import served
-from orchestrator.acceptance import Acceptance
-from orchestrator.facts import ArmFacts, Facts
+from orchestrator.analysis import served
+from orchestrator.analysis.acceptance import Acceptance
+from orchestrator.analysis.facts import ArmFacts, Facts
+from orchestrator.analysis.results import Arm, Point, Summary
 from orchestrator.findings.finding import Finding, finding
-from orchestrator.results import Arm, Point, Summary
 
 TAU_NEAR_ONE = 1.2
 """Below it the drafter helps less than one step in five."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from orchestrator import fairness, prefix_cache
-from orchestrator.facts import Facts
-from orchestrator.fairness import Difference, Values
+from orchestrator.analysis import fairness, prefix_cache
+from orchestrator.analysis.facts import Facts
+from orchestrator.analysis.fairness import Difference, Values
+from orchestrator.analysis.results import Arm, Summary
+from orchestrator.config.masking import mask
 from orchestrator.findings.catalogue import CATALOGUE
 from orchestrator.findings.finding import Finding, finding
-from orchestrator.masking import mask
-from orchestrator.records import RequestRecord
-from orchestrator.results import Arm, Summary
+from orchestrator.measuring.records import RequestRecord
 
 ROOM = 0.02
 """Share of token capacity below which a difference of room is not worth a word."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from orchestrator.facts import Facts
+from orchestrator.analysis.facts import Facts
+from orchestrator.analysis.results import Summary
 from orchestrator.findings import baseline, client, drafts, fairness, machine, noise, output, run
 from orchestrator.findings.catalogue import Severity
 from orchestrator.findings.finding import Finding, finding
-from orchestrator.records import RequestRecord
-from orchestrator.results import Summary
+from orchestrator.measuring.records import RequestRecord
 
 THEMES: tuple[Callable[[Summary, Facts], Iterator[Finding]], ...] = (
     run.findings, noise.findings, machine.findings, client.findings, baseline.findings, drafts.findings,

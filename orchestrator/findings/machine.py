@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from orchestrator.facts import Facts
+from orchestrator.analysis.facts import Facts
+from orchestrator.analysis.results import Arm, Summary
 from orchestrator.findings.finding import Finding, finding
-from orchestrator.results import Arm, Summary
 from orchestrator.telemetry.pool import Usage
 from orchestrator.telemetry.window import MAX_GAP_S, TrialUsage
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.facts import Facts
+from orchestrator.analysis.facts import Facts
+from orchestrator.analysis.lossless import Lossless, more_often
+from orchestrator.analysis.results import Arm, Point, Summary
 from orchestrator.findings.finding import Finding, finding
-from orchestrator.lossless import Lossless, more_often
-from orchestrator.results import Arm, Point, Summary
 
 REPEATED_4GRAMS = 0.2
 """Share of repeated 4-grams from which a text counts as looping."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from orchestrator.facts import Facts
+from orchestrator.analysis.facts import Facts
+from orchestrator.analysis.results import Arm, Summary
 from orchestrator.findings.finding import Finding, finding
-from orchestrator.results import Arm, Summary
 
 UNSTEADY = 1.15
 """Median ratio between repeats of a prompt from which a machine counts as busy; idle, it stays within a few percent."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from orchestrator.evidence import Evidence
-from orchestrator.results import Arm, Point
+from orchestrator.analysis.evidence import Evidence
+from orchestrator.analysis.results import Arm, Point
 from orchestrator.stats import Estimate
 
 ABSENT = "–"

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from orchestrator.lossless import Comparison
+from orchestrator.analysis.lossless import Comparison
+from orchestrator.analysis.results import Arm, Point, Published, Summary
 from orchestrator.report import evidence, machine, plots, table
-from orchestrator.results import Arm, Point, Published, Summary
 
 _HERE = Path(__file__).resolve().parent
 

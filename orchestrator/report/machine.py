@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from orchestrator.baseline import settings
-from orchestrator.results import Arm, Point, Summary
+from orchestrator.analysis.baseline import settings
+from orchestrator.analysis.results import Arm, Point, Summary
 from orchestrator.telemetry.pool import Usage
 from orchestrator.telemetry.window import Spread, TrialUsage
 

@@ -11,8 +11,8 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from orchestrator.analysis.results import Arm, Point, Summary
 from orchestrator.report.table import EMBEDDED_TAG, categories
-from orchestrator.results import Arm, Point, Summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

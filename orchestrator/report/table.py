@@ -13,9 +13,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.metrics import percentile
+from orchestrator.analysis.metrics import percentile
+from orchestrator.analysis.results import Arm, Point, Summary
 from orchestrator.report import evidence, machine
-from orchestrator.results import Arm, Point, Summary
 from orchestrator.stats import PairedRatio
 
 Cell = Callable[[Arm, Point], str]

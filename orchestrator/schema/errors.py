@@ -9,7 +9,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from orchestrator.names import ConfigError, nearest
+from orchestrator.config.names import ConfigError, nearest
 
 Loc = tuple[str | int, ...]
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from orchestrator.config.names import nearest
 from orchestrator.findings.catalogue import CATALOGUE, ERRORS
-from orchestrator.names import nearest
 from orchestrator.schema.base import Env, Flags, Model, Name, Strings
 from orchestrator.schema.place import Node, Runner, Tracking
 from orchestrator.schema.server import Attention, Drafter, Target, Verification
@@ -36,7 +36,7 @@ class ArmConfig(Model):
     @property
     def server(self) -> dict[str, Any]:
         """The server config: only what this arm's server uses, plain JSON data (docs/reference/server_config.md)."""
-        from orchestrator.server_config import server_config
+        from orchestrator.config.server_config import server_config
 
         return server_config(self)
 

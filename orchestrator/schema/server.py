@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from orchestrator.names import ConfigError, nearest
+from orchestrator.config.names import ConfigError, nearest
 from orchestrator.schema.base import Env, Flags, Model, Name
 
 Dtype = Literal["float32", "bfloat16", "float16"]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict
 from scipy.special import stdtrit
 
-from orchestrator.metrics import percentile
+from orchestrator.analysis.metrics import percentile
 
 LEVEL = 0.95
 POWER = 0.8

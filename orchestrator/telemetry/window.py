@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from pydantic import BaseModel, ConfigDict
 
-from orchestrator.records import RequestRecord
+from orchestrator.measuring.records import RequestRecord
 from orchestrator.telemetry.samples import Line, Samples
 
 MAX_GAP_S = 1.0

@@ -19,8 +19,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from orchestrator.baseline import gpu_bandwidth
-from orchestrator.records import RequestRecord
+from orchestrator.analysis.baseline import gpu_bandwidth
+from orchestrator.measuring.records import RequestRecord
 from orchestrator.telemetry import samples
 from orchestrator.telemetry.sampler import Sampler
 from orchestrator.telemetry.window import TrialUsage, usage

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator import execute, report
-from orchestrator.results import Arm, Summary, read_summary
+from orchestrator import report
+from orchestrator.analysis.results import Arm, Summary, read_summary
+from orchestrator.measuring import execute
 from orchestrator.schema import ArmConfig
 from runners.base import ServerFailure, ServerHandle
 from tests.calibrated_server import Line, write_script

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import uvloop
 
-from orchestrator.acceptance import disagreement
+from orchestrator.analysis.acceptance import disagreement
 from orchestrator.load.arrivals import schedule
 from orchestrator.load.loops import closed_loop, open_loop
 from orchestrator.load.request import Endpoint, Limits, Request, Sampling
-from orchestrator.records import RequestRecord
+from orchestrator.measuring.records import RequestRecord
 from tests import tiny_llama
 from tests.engine_process import START_S, Engine, running
 

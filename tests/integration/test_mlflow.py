@@ -17,10 +17,10 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from orchestrator import report, tracking
-from orchestrator.facts import ArmFacts
+from orchestrator.analysis.facts import ArmFacts
+from orchestrator.analysis.results import Summary, write_summary
+from orchestrator.analysis.summary import summarize
 from orchestrator.report import table
-from orchestrator.results import Summary, write_summary
-from orchestrator.summary import summarize
 from tests import plan_factory, synthetic
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,8 +19,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from orchestrator import report, tracking
-from orchestrator.results import Summary, write_summary
-from orchestrator.summary import summarize
+from orchestrator.analysis.results import Summary, write_summary
+from orchestrator.analysis.summary import summarize
 from tests import synthetic
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"

@@ -17,17 +17,17 @@ import psutil
 import pytest
 from rich.console import Console
 
-from orchestrator import store
-from orchestrator.acceptance import disagreement, pooled
-from orchestrator.compose import load
-from orchestrator.execute import make_runner
-from orchestrator.interrupt import Interrupt
+from orchestrator.analysis.acceptance import disagreement, pooled
+from orchestrator.analysis.lossless import check
+from orchestrator.analysis.results import Summary, read_summary
+from orchestrator.config.compose import load
 from orchestrator.job import planned
-from orchestrator.lossless import check
-from orchestrator.measure import probe
-from orchestrator.progress import Display
-from orchestrator.records import RequestRecord, read_records
-from orchestrator.results import Summary, read_summary
+from orchestrator.measuring import store
+from orchestrator.measuring.execute import make_runner
+from orchestrator.measuring.interrupt import Interrupt
+from orchestrator.measuring.measure import probe
+from orchestrator.measuring.progress import Display
+from orchestrator.measuring.records import RequestRecord, read_records
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [

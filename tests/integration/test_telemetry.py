@@ -16,9 +16,9 @@ from typing import Any
 import psutil
 import pytest
 
-from orchestrator import store
-from orchestrator.records import RequestRecord
-from orchestrator.results import Summary, read_summary
+from orchestrator.analysis.results import Summary, read_summary
+from orchestrator.measuring import store
+from orchestrator.measuring.records import RequestRecord
 from orchestrator.telemetry import samples
 from orchestrator.telemetry.sampler import Sampler
 from orchestrator.telemetry.window import usage

@@ -79,7 +79,8 @@ def test_knows_the_published_figures_and_the_suites(installed: Path, tmp_path: P
     told = run(
         installed,
         "-c",
-        "from orchestrator.published import load; from runners.engine.training.overlap import SuiteFilter, suite_texts;"
+        "from orchestrator.analysis.published import load;"
+        "from runners.engine.training.overlap import SuiteFilter, suite_texts;"
         "from runners.engine.training.prompts import prompts;"
         "print(len(load('dspine_vs_dflash2')), SuiteFilter().overlaps(suite_texts()[0]), len(prompts(0, 10)))",
         cwd=tmp_path,

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from orchestrator.acceptance import (
+from orchestrator.analysis.acceptance import (
     by_category,
     check_streams,
     disagreement,

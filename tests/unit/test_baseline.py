@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator import baseline
-from orchestrator.baseline import (
+from orchestrator.analysis import baseline
+from orchestrator.analysis.baseline import (
     ceiling_tok_s,
     find,
     gpu_bandwidth,

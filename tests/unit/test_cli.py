@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import cli, execute, hardware, preflight, tracking
+from orchestrator import cli, tracking
+from orchestrator.measuring import execute
 from orchestrator.paths import conf_dir
-from orchestrator.plan import Plan
+from orchestrator.planning import hardware, preflight
+from orchestrator.planning.plan import Plan
 from orchestrator.schema import Experiment
 
 COMPARISON = ["suite=smoke_2", "name=one", '+arms.plain=["drafter=none"]', '+arms.ngram=["drafter=ngram"]']

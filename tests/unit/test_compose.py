@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.compose import expand, hydra, hydra_settings, load
-from orchestrator.names import ConfigError
+from orchestrator.config.compose import expand, hydra, hydra_settings, load
+from orchestrator.config.names import ConfigError
 from orchestrator.paths import conf_dir
-from orchestrator.plan import unexpected_differences
+from orchestrator.planning.plan import unexpected_differences
 from orchestrator.schema import ARM_GROUPS
 
 EMBEDDED = ("preset=embedded", "+experiment=dspine_vs_dflash2")

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from orchestrator.crossover import crossover
+from orchestrator.analysis.crossover import crossover
 
 
 def test_it_lies_between_the_last_load_that_pays_and_the_next() -> None:

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from orchestrator import evidence
+from orchestrator.analysis import evidence
+from orchestrator.analysis.results import Summary
+from orchestrator.analysis.summary import summarize
 from orchestrator.report import evidence as shown
 from orchestrator.report import table
-from orchestrator.results import Summary
 from orchestrator.stats import Estimate, Restarts, ratio_of_sums, start_weights
-from orchestrator.summary import summarize
 from tests import synthetic
 
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator import execute, measure, report, store
-from orchestrator.measure import request_seed, warmup_count, warmup_prompts
-from orchestrator.records import read_records
-from orchestrator.results import Summary, read_summary
+from orchestrator import report
+from orchestrator.analysis.results import Summary, read_summary
+from orchestrator.measuring import execute, measure, store
+from orchestrator.measuring.measure import request_seed, warmup_count, warmup_prompts
+from orchestrator.measuring.records import read_records
 from orchestrator.schema import ArmConfig
 from runners.base import ServerFailure, ServerHandle
 from tests.fake_server import Fake, serve

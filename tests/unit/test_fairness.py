@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from orchestrator import fairness
-from orchestrator.fairness import Difference, configured, refuse, reported, sent
+from orchestrator.analysis import fairness
+from orchestrator.analysis.fairness import Difference, configured, refuse, reported, sent
+from orchestrator.config.names import ConfigError
 from orchestrator.findings.catalogue import CATALOGUE
-from orchestrator.names import ConfigError
-from orchestrator.plan import make_plan
-from orchestrator.plan_text import render
+from orchestrator.planning.plan import make_plan
+from orchestrator.planning.plan_text import render
 from orchestrator.schema import ArmConfig, Experiment
 from tests import plan_factory
 from tests.record_factory import record

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import uvloop
 
+from orchestrator.analysis.results import Finding
+from orchestrator.analysis.summary import summarize
 from orchestrator.load.loops import closed_loop
 from orchestrator.load.request import Limits
 from orchestrator.load.self_check import ClientUsage, Watch
-from orchestrator.records import RequestRecord
-from orchestrator.results import Finding
-from orchestrator.summary import summarize
+from orchestrator.measuring.records import RequestRecord
 from tests.fake_server import Fake, serve
 from tests.synthetic import facts, records
 from tests.unit.test_load_client import request

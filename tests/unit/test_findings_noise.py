@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.records import RequestRecord
-from orchestrator.results import Finding, Summary
-from orchestrator.summary import summarize
+from orchestrator.analysis.results import Finding, Summary
+from orchestrator.analysis.summary import summarize
+from orchestrator.measuring.records import RequestRecord
 from tests import synthetic
 
 

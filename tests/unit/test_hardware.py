@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import hardware
+from orchestrator.planning import hardware
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator import identity
-from orchestrator.plan import make_plan
+from orchestrator.planning import identity
+from orchestrator.planning.plan import make_plan
 from orchestrator.schema import ArmConfig, Experiment
 from tests import plan_factory
 from tests.unit.test_plan import FACTS, experiment

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.acceptance import disagreement
+from orchestrator.analysis.acceptance import disagreement
 from orchestrator.load.answer import Answer
 from orchestrator.load.events import EventSplitter
 from orchestrator.load.generate import GenerateReader
@@ -17,7 +17,7 @@ from orchestrator.load.http import Address, Line
 from orchestrator.load.loops import closed_loop
 from orchestrator.load.request import Limits, Request, Sampling
 from orchestrator.load.send import send
-from orchestrator.records import RequestRecord
+from orchestrator.measuring.records import RequestRecord
 from tests.fake_server import Fake, serve
 
 LIMITS = Limits(timeout_s=10.0, stall_timeout_s=10.0)

@@ -8,10 +8,10 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from orchestrator.facts import gather
+from orchestrator.analysis.facts import gather
 from orchestrator.paths import conf_dir
-from orchestrator.plan import make_plan
-from orchestrator.plan_text import render
+from orchestrator.planning.plan import make_plan
+from orchestrator.planning.plan_text import render
 from orchestrator.schema import ArmConfig, Experiment, Load, LoadPoint
 from orchestrator.schema.errors import explain
 from tests import plan_factory

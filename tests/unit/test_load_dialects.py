@@ -11,7 +11,7 @@ import pytest
 from orchestrator.load import generate, openai
 from orchestrator.load.answer import Answer, Reader, message
 from orchestrator.load.request import Request, Sampling
-from orchestrator.records import SpecCounters
+from orchestrator.measuring.records import SpecCounters
 
 COUNTERS: dict[str, Any] = {
     "spec_verify_ct": 2,

@@ -16,7 +16,7 @@ from orchestrator.load.loops import LEAD_S, closed_loop, open_loop
 from orchestrator.load.request import Limits
 from orchestrator.load.timer import Alarm, Timer
 from orchestrator.load.window import full_load, full_load_tok_s, tokens_between
-from orchestrator.records import RequestRecord
+from orchestrator.measuring.records import RequestRecord
 from tests.fake_server import Fake, serve
 from tests.record_factory import record
 from tests.unit.test_load_client import request

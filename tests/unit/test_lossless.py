@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.lossless import NEAR_TIE, Lossless, check, first_divergence, more_often
-from orchestrator.records import RequestRecord
+from orchestrator.analysis.lossless import NEAR_TIE, Lossless, check, first_divergence, more_often
+from orchestrator.measuring.records import RequestRecord
 from tests.record_factory import record
 
 PLAIN = [1, 2, 3, 4]

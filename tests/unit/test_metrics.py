@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.metrics import compute, inter_token_gaps, measured, ngram_counts, percentile, percentiles
+from orchestrator.analysis.metrics import compute, inter_token_gaps, measured, ngram_counts, percentile, percentiles
 from tests.record_factory import record
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.names import ConfigError, ConfigErrors, nearest
+from orchestrator.config.names import ConfigError, ConfigErrors, nearest
 
 DRAFTERS = ("dflash", "dflash2", "dspark", "dspine", "eagle3", "mtp", "ngram", "none")
 

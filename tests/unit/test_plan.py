@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.plan import Plan, differences, make_plan, session_order, unexpected_differences
-from orchestrator.plan_text import cost
+from orchestrator.planning.plan import Plan, differences, make_plan, session_order, unexpected_differences
+from orchestrator.planning.plan_text import cost
 from orchestrator.schema import ArmConfig, Experiment
 from tests import plan_factory
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from orchestrator.prefix_cache import beyond_the_template, unequal
-from orchestrator.records import RequestRecord
+from orchestrator.analysis.prefix_cache import beyond_the_template, unequal
+from orchestrator.measuring.records import RequestRecord
 from tests.record_factory import record
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator import hardware, preflight
-from orchestrator.names import ConfigError
+from orchestrator.config.names import ConfigError
+from orchestrator.planning import hardware, preflight
 from orchestrator.schema import ArmConfig, DockerRunner, Experiment, ProcessRunner
 from tests import plan_factory
 from tests.unit.test_schema import drafter

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.hardware import Gpus
-from orchestrator.names import ConfigError
-from orchestrator.preset import place
+from orchestrator.config.names import ConfigError
+from orchestrator.config.preset import place
+from orchestrator.planning.hardware import Gpus
 
 EXPERIMENT = "+experiment=dspine_vs_dflash2"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.records import RECORD_SCHEMA, RecordFile, read_records
+from orchestrator.measuring.records import RECORD_SCHEMA, RecordFile, read_records
 from tests.record_factory import counters, record
 
 

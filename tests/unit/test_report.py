@@ -11,11 +11,12 @@ import pytest
 import yaml
 from rich.console import Console
 
-from orchestrator import projection, published, report
-from orchestrator.facts import ArmFacts
+from orchestrator import projection, report
+from orchestrator.analysis import published
+from orchestrator.analysis.facts import ArmFacts
+from orchestrator.analysis.results import Summary
+from orchestrator.analysis.summary import summarize
 from orchestrator.report import plots, table
-from orchestrator.results import Summary
-from orchestrator.summary import summarize
 from tests import synthetic
 
 ROOT = Path(__file__).resolve().parents[2]

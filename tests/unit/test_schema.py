@@ -9,7 +9,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from orchestrator.names import ConfigError
+from orchestrator.config.names import ConfigError
 from orchestrator.paths import conf_dir
 from orchestrator.schema import ArmConfig, Drafter, Experiment, Suite
 from orchestrator.schema.errors import explain

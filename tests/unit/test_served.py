@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.served import Capacity, accepts_loosely, capacity, says_drafter, simulated, wrong_drafter
+from orchestrator.analysis.served import Capacity, accepts_loosely, capacity, says_drafter, simulated, wrong_drafter
 
 # Cut down from what SGLang 0.5.16 reports: a hybrid target whose state pool allows fewer requests than were asked for.
 IDENTITY: dict[str, Any] = {

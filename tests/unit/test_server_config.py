@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.names import ConfigError
-from orchestrator.overrides import Override, check_taken, last_value
+from orchestrator.config.names import ConfigError
+from orchestrator.config.overrides import Override, check_taken, last_value
+from orchestrator.config.server_config import check_combination, start_options
 from orchestrator.paths import conf_dir
 from orchestrator.schema import ArmConfig, Attention, LocalNode, Verification
-from orchestrator.server_config import check_combination, start_options
 from tests import plan_factory
 from tests.unit.test_preflight import DOCKER
 from tests.unit.test_schema import drafter

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from orchestrator.records import RequestRecord
-from orchestrator.server_totals import Reading, TrialTotals, check, counters, read, read_after
+from orchestrator.measuring.records import RequestRecord
+from orchestrator.measuring.server_totals import Reading, TrialTotals, check, counters, read, read_after
 from tests import record_factory
 from tests.record_factory import record
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.statistics.simulate import World, experiment
-from orchestrator.plan import session_order
+from orchestrator.planning.plan import session_order
 from orchestrator.stats import Observation, Restarts, between_starts, paired_ratio
 
 PROMPTS = 4

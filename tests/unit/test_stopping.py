@@ -10,13 +10,13 @@ import pytest
 
 from benchmarks.statistics import stopping as simulated
 from benchmarks.statistics.simulate import World
-from orchestrator import execute, store
-from orchestrator.plan import ROUND, extended, make_plan
-from orchestrator.plan_text import render
+from orchestrator.measuring import execute, store
+from orchestrator.planning.plan import ROUND, extended, make_plan
+from orchestrator.planning.plan_text import render
+from orchestrator.planning.stopping import Decision, decide
 from orchestrator.schema import ArmConfig, Experiment
 from orchestrator.schema.experiment import Stop
 from orchestrator.stats import PairedRatio
-from orchestrator.stopping import Decision, decide
 from tests import plan_factory
 from tests.unit.test_execute import World as Servers
 from tests.unit.test_execute import world  # noqa: F401 - a fixture

@@ -3,8 +3,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from orchestrator.records import RECORD_SCHEMA, RequestRecord
-from orchestrator.store import ServerFacts, Store, load
+from orchestrator.measuring.records import RECORD_SCHEMA, RequestRecord
+from orchestrator.measuring.store import ServerFacts, Store, load
 from tests.record_factory import record
 
 SERVER = ServerFacts(

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import facts as facts_module
-from orchestrator.facts import ArmFacts, Facts
-from orchestrator.masking import MASK, mask, mask_command
-from orchestrator.records import RequestRecord
-from orchestrator.results import Summary, read_summary, write_summary
-from orchestrator.store import ServerFacts, TrialEntry
-from orchestrator.summary import summarize
+from orchestrator.analysis import facts as facts_module
+from orchestrator.analysis.facts import ArmFacts, Facts
+from orchestrator.analysis.results import Summary, read_summary, write_summary
+from orchestrator.analysis.summary import summarize
+from orchestrator.config.masking import MASK, mask, mask_command
+from orchestrator.measuring.records import RequestRecord
+from orchestrator.measuring.store import ServerFacts, TrialEntry
 from tests import plan_factory, synthetic
 
 

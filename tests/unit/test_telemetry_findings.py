@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from orchestrator.baseline import Ceiling
-from orchestrator.facts import Facts
+from orchestrator.analysis.baseline import Ceiling
+from orchestrator.analysis.facts import Facts
+from orchestrator.analysis.results import Finding, Summary
+from orchestrator.analysis.summary import summarize
+from orchestrator.measuring.records import RequestRecord
 from orchestrator.projection import arm_curves, arm_metrics
-from orchestrator.records import RequestRecord
 from orchestrator.report import html, machine, table
-from orchestrator.results import Finding, Summary
-from orchestrator.summary import summarize
 from orchestrator.telemetry import samples, window
 from tests.synthetic import facts, records
 from tests.telemetry_factory import tenths, write

@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from orchestrator.records import RequestRecord
+from orchestrator.measuring.records import RequestRecord
+from orchestrator.measuring.store import ServerFacts, Store, load
 from orchestrator.schema.place import ProcessRunner
-from orchestrator.store import ServerFacts, Store, load
 from orchestrator.telemetry.sampler import sampled_gpus
 from orchestrator.telemetry.samples import beside
 from tests.plan_factory import arm, suite

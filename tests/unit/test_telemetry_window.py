@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.records import RequestRecord
+from orchestrator.measuring.records import RequestRecord
 from orchestrator.telemetry import samples
 from orchestrator.telemetry.names import figures
 from orchestrator.telemetry.pool import pool

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.template import ChatTemplate, TemplateFailure
+from orchestrator.measuring.template import ChatTemplate, TemplateFailure
 
 MESSAGES = [{"role": "system", "content": "Be <terse>."}, {"role": "user", "content": "zwölf \n\n?"}]
 

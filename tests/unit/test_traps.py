@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 
-from orchestrator import metrics
-from orchestrator.acceptance import check_streams, pooled
+from orchestrator.analysis import metrics
+from orchestrator.analysis.acceptance import check_streams, pooled
+from orchestrator.analysis.summary import summarize
+from orchestrator.analysis.verdict import REFUSED, exit_code
+from orchestrator.config.names import ConfigError
 from orchestrator.load import generate
 from orchestrator.load.request import Request, Sampling
 from orchestrator.load.window import full_load_tok_s
-from orchestrator.measure import warmup_count
-from orchestrator.names import ConfigError
-from orchestrator.records import RequestRecord
+from orchestrator.measuring.measure import warmup_count
+from orchestrator.measuring.records import RequestRecord
+from orchestrator.measuring.server_totals import Reading, TrialTotals, check
 from orchestrator.schema import Checkpoint, Suite
-from orchestrator.server_totals import Reading, TrialTotals, check
-from orchestrator.summary import summarize
-from orchestrator.verdict import REFUSED, exit_code
 from tests import plan_factory, synthetic
 from tests.record_factory import counters, record
 from tests.traps import arm, changed, found, served

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.plan import session_order
-from orchestrator.records import RequestRecord
+from orchestrator.analysis.summary import summarize
+from orchestrator.analysis.verdict import REFUSED, exit_code
+from orchestrator.measuring.records import RequestRecord
+from orchestrator.planning.plan import session_order
 from orchestrator.report import table
 from orchestrator.stats import Observation, paired_ratio
-from orchestrator.summary import summarize
-from orchestrator.verdict import REFUSED, exit_code
 from tests import synthetic
 from tests.record_factory import counters
 from tests.traps import arm, asked, changed, found, served

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.facts import Facts
-from orchestrator.records import RequestRecord
-from orchestrator.results import Summary
-from orchestrator.summary import summarize
-from orchestrator.verdict import REFUSED, exit_code
+from orchestrator.analysis.facts import Facts
+from orchestrator.analysis.results import Summary
+from orchestrator.analysis.summary import summarize
+from orchestrator.analysis.verdict import REFUSED, exit_code
+from orchestrator.measuring.records import RequestRecord
 from tests import synthetic
 
 UNFAIR = {"target.dtype": {"plain": "float32", "dspine": "bfloat16"}}

@@ -12,7 +12,7 @@ from itertools import pairwise, zip_longest
 
 from pydantic import BaseModel, ConfigDict
 
-from orchestrator.records import RequestRecord, SpecCounters
+from orchestrator.measuring.records import RequestRecord, SpecCounters
 from orchestrator.stats import ratio_of_sums
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.results import Summary
+from orchestrator.analysis.results import Summary
 
 REFUSED = 3
 """Exit code of a run that was measured and whose comparison is refused."""

@@ -19,9 +19,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from orchestrator.names import ConfigError
-from orchestrator.plan import unexpected_differences
-from orchestrator.records import RequestRecord
+from orchestrator.config.names import ConfigError
+from orchestrator.measuring.records import RequestRecord
+from orchestrator.planning.plan import unexpected_differences
 from orchestrator.schema import Experiment
 
 Values = dict[str, Any]

@@ -15,9 +15,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from orchestrator import hardware
+from orchestrator.measuring.records import RECORD_SCHEMA
 from orchestrator.paths import local_path, package_root
-from orchestrator.records import RECORD_SCHEMA
+from orchestrator.planning import hardware
 from orchestrator.schema import ArmConfig, LoadPoint, Suite
 
 KEY_LENGTH = 20

@@ -7,10 +7,10 @@ import platform
 import subprocess
 import sys
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
-from orchestrator import hardware
+from orchestrator.paths import package_root
+from orchestrator.planning import hardware
 
 _PACKAGES = (
     "spec-orchestrator", "aiohttp", "hydra-core", "llvmlite", "mlflow", "numpy", "omegaconf", "pydantic", "safetensors",
@@ -56,7 +56,7 @@ def _version(package: str) -> str | None:
 
 def _commit() -> dict[str, Any]:
     """Commit of the checkout that the program runs from; empty for an installed wheel."""
-    folder = Path(__file__).resolve().parent.parent
+    folder = package_root()
     if not (folder / ".git").exists():
         return {}
 

@@ -9,17 +9,18 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from orchestrator import acceptance, evidence, lossless, metrics, served, server_totals
-from orchestrator.crossover import crossover
-from orchestrator.facts import ArmFacts, Facts, SessionFacts, TrialFacts
+from orchestrator.analysis import acceptance, evidence, lossless, metrics, served
+from orchestrator.analysis.crossover import crossover
+from orchestrator.analysis.facts import ArmFacts, Facts, SessionFacts, TrialFacts
+from orchestrator.analysis.results import Arm, Lead, Memory, Point, PromptCell, PromptRow, Summary
+from orchestrator.analysis.verdict import withhold
+from orchestrator.config.masking import mask, mask_command
 from orchestrator.findings.judge import judge
 from orchestrator.load.window import full_load, tokens_between
-from orchestrator.masking import mask, mask_command
-from orchestrator.records import RequestRecord
-from orchestrator.results import Arm, Lead, Memory, Point, PromptCell, PromptRow, Summary
+from orchestrator.measuring import server_totals
+from orchestrator.measuring.records import RequestRecord
 from orchestrator.stats import PairedRatio, Restarts, paired_ratio
 from orchestrator.telemetry.pool import pool
-from orchestrator.verdict import withhold
 
 
 def summarize(records: Iterable[RequestRecord], facts: Facts) -> Summary:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.names import ConfigError, nearest
+from orchestrator.config.names import ConfigError, nearest
 from orchestrator.paths import local_path
 from orchestrator.schema.base import Env, Flags
 from orchestrator.schema.experiment import ArmConfig

@@ -22,14 +22,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
-from orchestrator.hydra_errors import explain as explain_hydra
-from orchestrator.identity import content_hash
-from orchestrator.names import ConfigError, ConfigErrors
-from orchestrator.overrides import Override, check_arm, check_taken
+from orchestrator.config.hydra_errors import explain as explain_hydra
+from orchestrator.config.names import ConfigError, ConfigErrors
+from orchestrator.config.overrides import Override, check_arm, check_taken
+from orchestrator.config.server_config import check_combination
 from orchestrator.paths import conf_dir
+from orchestrator.planning.identity import content_hash
 from orchestrator.schema import ARM_KEYS, ArmConfig, Experiment
 from orchestrator.schema.errors import explain as explain_schema
-from orchestrator.server_config import check_combination
 
 CONFIG_NAME = "config"
 VERSION_BASE = "1.3"

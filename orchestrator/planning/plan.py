@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.identity import arm_content, comparison_key, content_hash, trial_key
+from orchestrator.config.server_config import drafter_extras
+from orchestrator.planning.identity import arm_content, comparison_key, content_hash, trial_key
 from orchestrator.schema import ArmConfig, Experiment, LoadPoint
-from orchestrator.server_config import drafter_extras
 
 ROUND = 2
 """Repeats of one ABBA round: forwards and backwards."""

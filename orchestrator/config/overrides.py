@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from orchestrator.names import ConfigError
+from orchestrator.config.names import ConfigError
+from orchestrator.config.server_config import engine_name, uses
 from orchestrator.schema import ARM_GROUPS, ARM_KEYS, ArmConfig, Experiment
-from orchestrator.server_config import engine_name, uses
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from hydra.errors import ConfigCompositionException, MissingConfigException, Ove
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
 
-from orchestrator.names import ConfigError, nearest
-from orchestrator.overrides import Override
+from orchestrator.config.names import ConfigError, nearest
+from orchestrator.config.overrides import Override
 from orchestrator.paths import conf_dir
 
 Compose = Callable[[Sequence[str]], DictConfig]

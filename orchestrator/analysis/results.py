@@ -11,15 +11,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from orchestrator.acceptance import Acceptance, StreamCheck
-from orchestrator.baseline import Ceiling
-from orchestrator.crossover import Crossover
-from orchestrator.evidence import Evidence
+from orchestrator.analysis.acceptance import Acceptance, StreamCheck
+from orchestrator.analysis.baseline import Ceiling
+from orchestrator.analysis.crossover import Crossover
+from orchestrator.analysis.evidence import Evidence
+from orchestrator.analysis.lossless import Lossless
+from orchestrator.analysis.metrics import Metrics
+from orchestrator.analysis.served import Capacity
 from orchestrator.findings.finding import Finding
-from orchestrator.lossless import Lossless
-from orchestrator.metrics import Metrics
-from orchestrator.served import Capacity
-from orchestrator.server_totals import ServerTotals
+from orchestrator.measuring.server_totals import ServerTotals
 from orchestrator.stats import PairedRatio
 from orchestrator.telemetry.pool import Usage
 

@@ -17,8 +17,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from orchestrator import acceptance, metrics
-from orchestrator.records import RequestRecord
+from orchestrator.analysis import acceptance, metrics
+from orchestrator.measuring.records import RequestRecord
 
 _SILENCE_S = 10.0
 _WIDTH = 60

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
-from orchestrator import metrics
-from orchestrator.records import RequestRecord
+from orchestrator.analysis import metrics
+from orchestrator.measuring.records import RequestRecord
 from orchestrator.stats import (
     Estimate,
     Observation,

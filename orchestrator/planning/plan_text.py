@@ -7,11 +7,11 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from orchestrator.fairness import configured, told
+from orchestrator.analysis.fairness import configured, told
+from orchestrator.config.server_config import start_options
 from orchestrator.findings.catalogue import CATALOGUE
-from orchestrator.plan import ROUND, Plan, extended, unexpected_differences
+from orchestrator.planning.plan import ROUND, Plan, extended, unexpected_differences
 from orchestrator.schema import ArmConfig, Experiment, Load
-from orchestrator.server_config import start_options
 
 
 def render(experiment: Experiment, plan: Plan, missing: Mapping[str, str]) -> str:

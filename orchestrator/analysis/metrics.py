@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from pydantic import BaseModel, ConfigDict
 
-from orchestrator.records import RequestRecord
+from orchestrator.measuring.records import RequestRecord
 
 NGRAM = 4
 

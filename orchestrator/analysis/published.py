@@ -6,9 +6,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from orchestrator.results import Published
-
-_PACKAGE = Path(__file__).resolve().parent
+from orchestrator.analysis.results import Published
+from orchestrator.paths import shipped
 
 
 def load(experiment: str) -> list[Published]:
@@ -16,11 +15,8 @@ def load(experiment: str) -> list[Published]:
 
     Raises ValueError with the file and the key for a file that is not as described.
     """
-    for root in (_PACKAGE, _PACKAGE.parent):  # a wheel ships the folder inside the package, a checkout beside it
-        path = root / "experiments" / experiment / "reference.yaml"
-        if path.is_file():
-            return read(path)
-    return []
+    path = shipped("experiments") / experiment / "reference.yaml"
+    return read(path) if path.is_file() else []
 
 
 def read(path: Path) -> list[Published]:

@@ -23,10 +23,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from orchestrator.baseline import Ceiling
+from orchestrator.analysis.baseline import Ceiling
 from orchestrator.load.self_check import ClientUsage
-from orchestrator.records import RECORD_SCHEMA, RecordFile, RequestRecord, read_records
-from orchestrator.server_totals import TrialTotals
+from orchestrator.measuring.records import RECORD_SCHEMA, RecordFile, RequestRecord, read_records
+from orchestrator.measuring.server_totals import TrialTotals
 from orchestrator.telemetry import samples, window
 from orchestrator.telemetry.samples import beside
 from orchestrator.telemetry.window import TrialUsage

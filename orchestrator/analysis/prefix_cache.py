@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from orchestrator.records import RequestRecord
+from orchestrator.measuring.records import RequestRecord
 
 
 def beyond_the_template(records: Iterable[RequestRecord]) -> list[RequestRecord]:

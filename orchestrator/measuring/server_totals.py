@@ -22,7 +22,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from orchestrator.records import RequestRecord
+from orchestrator.measuring.records import RequestRecord
 
 COUNT_TOLERANCE = 0.005
 """Share by which two counts of the same steps or tokens may differ."""

@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from orchestrator import published
-from orchestrator.baseline import Ceiling
+from orchestrator.analysis import published
+from orchestrator.analysis.baseline import Ceiling
+from orchestrator.analysis.results import Published
+from orchestrator.config.server_config import drafter_extras
 from orchestrator.load.self_check import ClientUsage
-from orchestrator.plan import Plan, unexpected_differences
-from orchestrator.results import Published
+from orchestrator.measuring.server_totals import TrialTotals
+from orchestrator.measuring.store import TrialEntry
+from orchestrator.planning.plan import Plan, unexpected_differences
 from orchestrator.schema import ArmConfig, Experiment, LoadPoint
-from orchestrator.server_config import drafter_extras
-from orchestrator.server_totals import TrialTotals
-from orchestrator.store import TrialEntry
 from orchestrator.telemetry.window import TrialUsage
 
 Status = Literal["finished", "failed", "interrupted"]

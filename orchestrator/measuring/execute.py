@@ -16,18 +16,20 @@ from pathlib import Path
 import yaml
 from rich.console import Console
 
-from orchestrator import environment, facts, lossless, store
-from orchestrator.interrupt import Interrupt, Interrupted
-from orchestrator.masking import mask
-from orchestrator.measure import measure, probe, warmup_count
-from orchestrator.plan import Plan, ServerSession, Trial, extended
-from orchestrator.progress import Display
-from orchestrator.results import Summary, write_summary
+from orchestrator.analysis import facts, lossless
+from orchestrator.analysis.results import Summary, write_summary
+from orchestrator.analysis.verdict import exit_code
+from orchestrator.config.masking import mask
+from orchestrator.config.server_config import start_options
+from orchestrator.measuring import store
+from orchestrator.measuring.interrupt import Interrupt, Interrupted
+from orchestrator.measuring.measure import measure, probe, warmup_count
+from orchestrator.measuring.progress import Display
+from orchestrator.measuring.store import Store
+from orchestrator.planning import environment
+from orchestrator.planning.plan import Plan, ServerSession, Trial, extended
+from orchestrator.planning.stopping import decide
 from orchestrator.schema import ArmConfig, Experiment
-from orchestrator.server_config import start_options
-from orchestrator.stopping import decide
-from orchestrator.store import Store
-from orchestrator.verdict import exit_code
 from runners.base import Runner, ServerFailure
 
 _HOPELESS = frozenset({"model_fetch", "port_in_use"})
@@ -259,7 +261,7 @@ def _show(
 def _summarize(
     experiment: Experiment, plan: Plan, directory: Path, described: dict[str, object], progress: _Progress
 ) -> Summary:
-    from orchestrator import summary
+    from orchestrator.analysis import summary
 
     entries, records = store.load(directory)
     measured = {entry.server.arm for entry in entries}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from orchestrator.plan import ROUND
+from orchestrator.planning.plan import ROUND
 from orchestrator.stats import PairedRatio
 
 

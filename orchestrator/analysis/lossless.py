@@ -19,7 +19,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from orchestrator.records import RequestRecord
+from orchestrator.measuring.records import RequestRecord
 
 NEAR_TIE = {"float32": 1e-3, "float16": 2**-5, "bfloat16": 2**-2}
 """Precision of the target -> largest difference of log-probabilities (equal to that of logits) that counts as a tie.

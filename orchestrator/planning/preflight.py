@@ -7,9 +7,9 @@ import socket
 from importlib.util import find_spec
 from pathlib import Path
 
-from orchestrator import hardware
-from orchestrator.names import ConfigError
+from orchestrator.config.names import ConfigError
 from orchestrator.paths import local_path
+from orchestrator.planning import hardware
 from orchestrator.schema import ArmConfig, Experiment
 
 RUNNERS_OF_THIS_RELEASE = ("embedded",)

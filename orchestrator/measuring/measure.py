@@ -12,22 +12,23 @@ from itertools import chain, cycle, islice, zip_longest
 from pathlib import Path
 from typing import Literal
 
-from orchestrator import baseline, server_totals
-from orchestrator.interrupt import Interrupt
+from orchestrator.analysis import baseline
 from orchestrator.load.arrivals import schedule
 from orchestrator.load.http import Broken, call
 from orchestrator.load.loops import closed_loop, open_loop
 from orchestrator.load.request import Endpoint, Limits, Request, Sampling
 from orchestrator.load.self_check import ClientUsage, Watch
-from orchestrator.plan import ServerSession, Trial
-from orchestrator.progress import Display, trial_line
-from orchestrator.records import RequestRecord
+from orchestrator.measuring import server_totals
+from orchestrator.measuring.interrupt import Interrupt
+from orchestrator.measuring.progress import Display, trial_line
+from orchestrator.measuring.records import RequestRecord
+from orchestrator.measuring.server_totals import TrialTotals
+from orchestrator.measuring.store import ServerFacts, Store
+from orchestrator.measuring.template import ChatTemplate, TemplateFailure
+from orchestrator.planning.plan import ServerSession, Trial
 from orchestrator.schema import ArmConfig, Prompt, Suite
-from orchestrator.server_totals import TrialTotals
-from orchestrator.store import ServerFacts, Store
 from orchestrator.telemetry.sampler import Sampler, sampled_gpus
 from orchestrator.telemetry.samples import beside
-from orchestrator.template import ChatTemplate, TemplateFailure
 from runners.base import Runner, ServerFailure, ServerHandle
 
 _FLUSH_WAIT_S = 5.0

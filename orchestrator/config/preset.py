@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from orchestrator.hardware import Gpus
-from orchestrator.names import ConfigError
-from orchestrator.overrides import last_value
+from orchestrator.config.names import ConfigError
+from orchestrator.config.overrides import last_value
+from orchestrator.planning.hardware import Gpus
 
 MEANS = {
     "embedded": "the small target on this project's own engine",

@@ -1,0 +1,1 @@
+"""From records to a summary: pure functions; nothing here starts or asks anything."""

@@ -1,0 +1,1 @@
+"""Running a plan: servers, requests, and the records on disk, which are the truth."""
