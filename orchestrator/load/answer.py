@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from orchestrator.records import Outcome, SpecCounters
+from orchestrator.measuring.records import Outcome, SpecCounters
 
 Top2 = list[tuple[tuple[int, float], tuple[int, float]]]
 

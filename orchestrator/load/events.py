@@ -18,6 +18,10 @@ class EventSplitter:
         self._rest = b""
 
     def feed(self, seconds: float, piece: bytes) -> None:
+        # The rule is one event of one line per piece.
+        if not self._rest and piece.startswith(b"data: ") and piece.find(b"\n") == len(piece) - 2 and piece[-1] == 10:
+            self._on_event(seconds, piece[6:-2])
+            return
         if self._rest:
             piece, self._rest = self._rest + piece, b""
         if b"\r" in piece:

@@ -114,8 +114,10 @@ def _counted(data: bytes) -> int | None:
     place = data.rfind(_COUNTER)  # meta_info stands last
     if place < 0:
         return None
-    digits = data[place + len(_COUNTER) : place + len(_COUNTER) + 12].lstrip().partition(b",")[0].partition(b"}")[0]
-    return int(digits) if digits.isdigit() else None
+    start = place + len(_COUNTER)
+    end = data.find(b",", start)
+    digits = data[start : end if end >= 0 else start + 16].rstrip(b"} ")
+    return int(digits) if digits.strip().isdigit() else None
 
 
 def _top2(meta: dict[str, Any]) -> Top2 | None:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from orchestrator.load.framing import Framing
 
-SLICE = 2**16
+SLICE = 2**13
 """Bytes that are worked through in one go: about a quarter of a millisecond."""
 CONNECT_TIMEOUT_S = 10.0
 clock = time.perf_counter

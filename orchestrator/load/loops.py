@@ -16,7 +16,7 @@ from orchestrator.load.http import Address, Broken, Line, clock
 from orchestrator.load.request import Limits, Request
 from orchestrator.load.send import send
 from orchestrator.load.timer import Alarm
-from orchestrator.records import RequestRecord
+from orchestrator.measuring.records import RequestRecord
 
 LEAD_S = 0.5
 """How long before its time a request of an open loop opens its connection."""

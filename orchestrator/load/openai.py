@@ -47,6 +47,7 @@ class OpenAIReader:
     def __init__(self) -> None:
         self.answer = Answer()
         self._texts: list[str] = []
+        self._usage: dict[str, Any] | None = None
         self._uncounted = False
         self._done = False
 
@@ -58,10 +59,12 @@ class OpenAIReader:
             return
         try:
             event = parse_event(data)
+            usage = event.get("usage")
             for choice in event["choices"]:
-                self._choice(choice, counted=event.get("usage") is not None)
-            if (usage := event.get("usage")) is not None:
-                self._usage(seconds, usage)
+                self._choice(choice, usage is not None)
+            if usage is not None:
+                self.answer.count(seconds, usage["completion_tokens"])
+                self._usage = usage
             if (extension := event.get("sglext")) is not None:
                 self._extension(extension)
         except (AttributeError, KeyError, TypeError, ValueError) as problem:
@@ -69,18 +72,17 @@ class OpenAIReader:
 
     def _choice(self, choice: dict[str, Any], counted: bool) -> None:
         delta = choice.get("delta", choice)
+        text = delta.get("content") or delta.get("text")
         # What a model thinks is output like what it answers; which of the two it is, only the server's parser knows.
-        text = (delta.get("reasoning_content") or "") + (delta.get("content") or delta.get("text") or "")
-        self._texts.append(text)
-        self._uncounted |= bool(text) and not counted
-        self.answer.output_ids += choice.get("token_ids") or []
-        self.answer.finish_reason = choice.get("finish_reason") or self.answer.finish_reason
-
-    def _usage(self, seconds: float, usage: dict[str, Any]) -> None:
-        answer = self.answer
-        answer.prompt_tokens, answer.completion_tokens = usage["prompt_tokens"], usage["completion_tokens"]
-        answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-        answer.count(seconds, usage["completion_tokens"])
+        if thought := delta.get("reasoning_content"):
+            text = thought + (text or "")
+        if text:
+            self._texts.append(text)
+            self._uncounted |= not counted
+        if ids := choice.get("token_ids"):
+            self.answer.output_ids += ids
+        if reason := choice.get("finish_reason"):
+            self.answer.finish_reason = reason
 
     def _extension(self, extension: dict[str, Any]) -> None:
         if extension.get("output_ids"):
@@ -90,6 +92,12 @@ class OpenAIReader:
     def finish(self) -> Answer:
         answer = self.answer
         answer.text = "".join(self._texts)
+        if self._usage is not None:
+            answer.prompt_tokens, answer.completion_tokens = (
+                self._usage.get("prompt_tokens"),
+                self._usage["completion_tokens"],
+            )
+            answer.cached_tokens = (self._usage.get("prompt_tokens_details") or {}).get("cached_tokens")
         if answer.finish_reason == "abort":
             answer.fail("error", "aborted by the server")
         if not self._done:

@@ -12,10 +12,10 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict
 
-from orchestrator import metrics
+from orchestrator.analysis import metrics
 from orchestrator.load.http import clock
 from orchestrator.load.timer import Timer
-from orchestrator.records import RequestRecord
+from orchestrator.measuring.records import RequestRecord
 
 PERIOD_S = 0.02
 BUSY_SHARE = 0.8

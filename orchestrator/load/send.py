@@ -14,7 +14,7 @@ from orchestrator.load.answer import Answer, Reader, message
 from orchestrator.load.events import EventSplitter
 from orchestrator.load.http import Broken, Connection, Line, Stalled, clock
 from orchestrator.load.request import Limits, Request
-from orchestrator.records import Outcome, RequestRecord
+from orchestrator.measuring.records import Outcome, RequestRecord
 
 
 async def send(

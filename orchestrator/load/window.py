@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from orchestrator.records import RequestRecord
+from orchestrator.measuring.records import RequestRecord
 
 
 def full_load(records: Sequence[RequestRecord], concurrency: int | None) -> tuple[float, float] | None:
