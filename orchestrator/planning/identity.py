@@ -89,7 +89,9 @@ def gather(arms: Iterable[ArmConfig]) -> dict[str, Any]:
 def embedded_engine() -> dict[str, str | None]:
     """Version of the embedded engine: a hash of the sources that serve, and of the packages that compute."""
     root = package_root() / "runners"
-    sources = sorted(path for path in root.rglob("*.py") if not _trains(path.relative_to(root)))
+    # What starts it and what serves; neither what trains its drafters nor what other servers are started with.
+    sources = [path for path in sorted((root / "engine").rglob("*.py")) if not _trains(path.relative_to(root))]
+    sources.append(root / "embedded.py")
     digest = hashlib.sha256()
     for path in sources:
         digest.update(f"{path.relative_to(root)}\0".encode())
