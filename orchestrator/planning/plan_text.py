@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -36,7 +35,7 @@ def render(experiment: Experiment, plan: Plan, missing: Mapping[str, str]) -> st
     for session in {session.key: session for session in reversed(plan.sessions)}.values():
         starts = [str(other.index) for other in plan.sessions if other.key == session.key]
         lines.append(f"  {session.arm.name}  key {session.key}  start {' and '.join(starts)}")
-        lines.append(f"    {launch_command(session.arm)}")
+        lines += [f"    {line}" for line in launch_lines(session.arm)]
     lines += ["", "trials, in the order of measurement"]
     header = ["start", "arm", "repeat", "load", "warm-up", "requests", "key"]
     rows = [
@@ -99,21 +98,24 @@ def _arms(experiment: Experiment) -> list[list[str]]:
     ]
 
 
-def launch_command(arm: ArmConfig) -> str:
-    """The command that starts the arm's server, ready for a shell; a sentence where its runner has none."""
+def launch_lines(arm: ArmConfig) -> list[str]:
+    """The command that starts the arm's server, ready for a shell, and what has to be known of it; a sentence where its
+    runner has none."""
     if arm.runner.kind == "embedded":
         try:
             from runners.embedded import command
         except ImportError:
-            return "(the embedded engine is not installed)"
+            return ["(the embedded engine is not installed)"]
         port = start_options(arm)["port"]
         words = command(arm.server, port or 0)
         if port is None:
             words[words.index("--port") + 1] = "FREE_PORT"
-        return shlex.join(words)
+        return [shlex.join(words)]
     if arm.runner.kind == "attach":
-        return f"(already running: {arm.runner.url})"
-    return f"(the command comes with runner={arm.runner.kind}, in a later release; its input:) {json.dumps(arm.server)}"
+        return [f"(already running: {arm.runner.url})"]
+    from runners.sglang import planned
+
+    return planned.told(arm.server, arm.runner.port)
 
 
 def cost(plan: Plan) -> str:

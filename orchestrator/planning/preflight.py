@@ -84,7 +84,17 @@ def docker_answers(timeout_s: float = 2.0) -> bool:
 
 
 def _lacks(arm: ArmConfig) -> str | None:
-    return _target_lacks(arm) or _drafter_lacks(arm)
+    lacks = _target_lacks(arm) or _drafter_lacks(arm)
+    return "; also ".join([*([lacks] if lacks else []), *_sglang_refuses(arm)]) or None
+
+
+def _sglang_refuses(arm: ArmConfig) -> list[str]:
+    """Start-up rules of SGLang that the arm breaks, those included that it says only minutes later."""
+    if arm.runner.kind not in ("docker", "process"):
+        return []
+    from runners.sglang import planned
+
+    return planned.refusals(arm.server, arm.suite.temperature)
 
 
 def _target_lacks(arm: ArmConfig) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from runners.sglang.facts import Facts, Violation
+from runners.sglang.facts import Facts, Violation, other_release
 from runners.sglang.version import Version, of
 
 Config = Mapping[str, Any]
@@ -66,7 +66,7 @@ def _architecture(facts: Facts, draft: Config) -> Iterator[Violation]:
         )
     elif facts.version < since:
         reason = f"the weights are a {name}, which SGLang has from {since} on, not in {facts.version}"
-        yield Violation("runner.image", reason, f"lmsysorg/sglang:v{since}")
+        yield other_release(facts.config, reason, since)
 
 
 def _quantized(facts: Facts, draft: Config) -> Iterator[Violation]:

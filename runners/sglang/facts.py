@@ -26,6 +26,14 @@ class Violation(NamedTuple):
         return f"{self.key}: {self.reason}; nearest that runs: {self.nearest}"
 
 
+def other_release(config: ServerConfig, reason: str, version: Version) -> Violation:
+    """This SGLang cannot do it; ``version`` can."""
+    if config.runner["kind"] == "process":
+        return Violation("runner=process", reason, f"sglang=={version} installed")
+    key = "runner.image" if config.drafter.plugin is None else "drafter.plugin.image"
+    return Violation(key, reason, f"an image of SGLang {version}")
+
+
 @dataclass(frozen=True)
 class Facts:
     config: ServerConfig

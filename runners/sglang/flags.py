@@ -104,7 +104,7 @@ def absent(flag: str, version: Version) -> ConfigError:
     key = f"server_args.{flag}"
     if versions := known.flag_versions(flag):
         told = f"SGLang {version} does not have --{flag}: {versions[0]} to {versions[-1]} do"
-        return ConfigError(key, told, hint="take such an image: runner.image=lmsysorg/sglang:v" + str(versions[-1]))
+        return ConfigError(key, told, hint=f"leave it out, or take SGLang {versions[-1]}")
     near = nearest(flag, known.flags(version))
     return ConfigError(key, f"--{flag} is no flag of SGLang {version}", nearest=near)
 

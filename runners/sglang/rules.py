@@ -16,7 +16,7 @@ from runners.sglang.block_size import EAGLE_FAMILY
 from runners.sglang.checkpoint_rules import checkpoint_rules
 from runners.sglang.config import ServerConfig
 from runners.sglang.environment import RAGGED_VERIFY_MODE, SIMULATED_ACCEPTANCE, unknown_variables
-from runners.sglang.facts import Facts, Violation, gather
+from runners.sglang.facts import Facts, Violation, gather, other_release
 from runners.sglang.flags import launch
 from runners.sglang.state_rules import state_rules
 from runners.sglang.version import NEWEST, OLDEST, Version, of
@@ -41,7 +41,7 @@ def violations(
     """
     if version < OLDEST:
         reason = f"SGLang {version} is older than {OLDEST}, the oldest that is known here"
-        return [Violation("runner.image", reason, f"lmsysorg/sglang:v{NEWEST}")]
+        return [other_release(config, reason, NEWEST)]
     try:
         launch(config, version, "127.0.0.1", 0, config.target.name)
         facts = gather(config, version, temperature, target_config)
@@ -56,12 +56,11 @@ def violations(
 
 def _versions(facts: Facts) -> Iterator[Violation]:
     if facts.is_dflash2 and facts.version < _DFLASH2_SINCE:
-        yield Violation(
-            "runner.image",
+        reason = (
             f"SGLang {facts.version} does not have the architecture of DFlash2 (DFlash2DraftModel), "
-            f"{_DFLASH2_SINCE} and newer do",
-            f"lmsysorg/sglang:v{NEWEST}",
+            f"{_DFLASH2_SINCE} and newer do"
         )
+        yield other_release(facts.config, reason, NEWEST)
 
 
 def _environment(facts: Facts) -> Iterator[Violation]:
