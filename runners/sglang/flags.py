@@ -76,8 +76,11 @@ def launch(config: ServerConfig, version: Version, host: str, port: int | str, s
         elif name != flag:
             notes.append(f"--{flag} is called --{name} in SGLang {facts}")
         flags[name] = value
-    if config.drafter.algorithm is not None and (assumption := block(config.drafter).assumption):
+    drafter = config.drafter
+    if drafter.algorithm is not None and (assumption := block(drafter).assumption):
         notes.append(assumption)
+    if drafter.plugin is not None and drafter.dtype not in (None, config.target.dtype):
+        notes.append(f"no flag asks for drafter.dtype={drafter.dtype}: the vendor's code has to do it by itself")
     return Launch(flags, environment(config), tuple(notes))
 
 

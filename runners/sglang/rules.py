@@ -140,7 +140,7 @@ def _switches_dynamic(facts: Facts) -> bool:
 
 def _drafter(facts: Facts) -> Iterator[Violation]:
     drafter, target = facts.config.drafter, facts.config.target
-    if drafter.dtype is not None and drafter.dtype != target.dtype:
+    if facts.in_tree and drafter.dtype is not None and drafter.dtype != target.dtype:
         yield Violation(
             "drafter.dtype",
             f"SGLang loads a drafter in the target's precision ({target.dtype}) and has no flag for {drafter.dtype}",
