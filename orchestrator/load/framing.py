@@ -22,6 +22,10 @@ class Framing:
 
     def feed(self, data: bytes) -> bytes:
         """The part of the body that ``data`` brings."""
+        if self.chunked and not self._left and not self._rest:  # the rule is one whole chunk per read
+            end = data.find(b"\r\n", 1, 9)
+            if end > 0 and data[:end].isalnum() and data[0] != 48 and len(data) == end + 4 + int(data[:end], 16):
+                return data[end + 2 : -2]
         if self._rest:
             data, self._rest = self._rest + data, b""
         if self.status is None:
@@ -65,13 +69,6 @@ class Framing:
         return data
 
     def _chunks(self, data: bytes) -> bytes:
-        if not self._left:  # the rule is one whole chunk per read
-            end = data.find(b"\r\n", 1, 9)
-            if end > 0 and data[:end].isalnum() and data[0] != 48 and len(data) == end + 4 + int(data[:end], 16):
-                return data[end + 2 : -2]
-        return self._any_chunks(data)
-
-    def _any_chunks(self, data: bytes) -> bytes:
         parts = []
         place, size = 0, len(data)
         while place < size and not self.ended:

@@ -75,8 +75,8 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         self._note(clock())
         self._timer.close()
+        self._thread = time.thread_time() - self._thread  # inside the span of the process's
         self._wall, self._cpu = clock() - self._wall, time.process_time() - self._cpu
-        self._thread = time.thread_time() - self._thread
 
     def usage(self, records: Iterable[RequestRecord]) -> ClientUsage:
         """After the block; ``records`` are those that were measured in it."""
