@@ -97,8 +97,9 @@ def problems(config: ServerConfig, server_info: Mapping[str, Any], found: Identi
     `/server_info` repeats what was asked for. That the weights behind it are this drafter's, only the log tells: SGLang
     serves DFLASH with a DSpark drafter, and accepts nothing.
     """
-    told = wrong_drafter(config.model_dump(), server_info)
     drafter, algorithm = config.drafter, config.drafter.algorithm
+    reports = "EAGLE" if algorithm == "NEXTN" else algorithm  # SGLang's other name for it
+    told = wrong_drafter({"drafter": {**drafter.model_dump(), "algorithm": reports}}, server_info)
     named = _ONLY.get(drafter.name)
     allowed = [named] if named else list(ARCHITECTURES.get(algorithm or "", ()))
     if allowed and drafter.plugin is None and found.draft_architecture not in (None, *allowed):
