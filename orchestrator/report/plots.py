@@ -121,7 +121,7 @@ def speedup(summary: Summary) -> Figure | None:
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_xlim(left=0)
     base = summary.baseline.name if summary.baseline else "plain"
-    axes.set_xlabel(f"output speed relative to {base} (bar: 95% interval over prompts)")
+    axes.set_xlabel(f"output speed relative to {base} (bar: 95% interval)")
     axes.grid(axis="x", color=GRID)
     figure.legend(loc="outside upper right", ncols=2)
     return figure
