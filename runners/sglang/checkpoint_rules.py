@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from runners.sglang.capabilities import DFLASH2, DSPARK_DRAFT_MODEL
 from runners.sglang.facts import Facts, Violation, other_release
 from runners.sglang.version import Version, of
 
@@ -19,14 +20,14 @@ ARCHITECTURES: Mapping[str, Mapping[str, Version]] = {
         "DFlashDraftModel": of("0.5.16"),
         "DFlashLagunaForCausalLM": of("0.5.16"),
         "MuseGlimmerAssistantModel": of("0.5.18"),
-        "DFlash2DraftModel": of("0.5.19"),
+        "DFlash2DraftModel": DFLASH2,
         "DFlash2BeamDraftModel": of("0.5.23"),
         "MiniMaxDFlash2DraftModel": of("0.5.23"),
     },
     "DSPARK": {
         "Qwen3DSparkModel": of("0.5.16"),
         "DeepseekV4ForCausalLMDSpark": of("0.5.16"),
-        "DSparkDraftModel": of("0.5.17"),
+        "DSparkDraftModel": DSPARK_DRAFT_MODEL,
         "LingDSparkModel": of("0.5.19"),
         "Lfm2DSparkDraftModel": of("0.5.19"),
         "DSparkMiniMaxDraftModel": of("0.5.23"),

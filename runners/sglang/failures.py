@@ -49,7 +49,7 @@ def classify(log: str) -> Failure:
     cause, advice, said = _signature(told) or _error(told, start.ready)
     if (fraction := _FRACTION.search(said)) is not None:
         advice = f"set target.mem_fraction_static above {fraction[1]}, in every arm"
-    elif cause == "memory" and "Capture" in start.stage:
+    elif cause == "memory" and "CUDA graphs" in start.stage:
         advice = f"{advice}; or lower server_args.cuda-graph-max-bs-decode"
     return Failure(cause, advice, said[:_LONGEST], start.ready, start.stage)
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from orchestrator.config.names import ConfigError
+from runners.sglang import capabilities
 from runners.sglang.block_size import EAGLE_FAMILY
 from runners.sglang.checkpoint_rules import checkpoint_rules
 from runners.sglang.config import ServerConfig
@@ -19,12 +20,7 @@ from runners.sglang.environment import RAGGED_VERIFY_MODE, SIMULATED_ACCEPTANCE,
 from runners.sglang.facts import Facts, Violation, gather, other_release
 from runners.sglang.flags import launch
 from runners.sglang.state_rules import state_rules
-from runners.sglang.version import NEWEST, OLDEST, Version, of
-
-_DFLASH2_SINCE = of("0.5.19")
-_DFLASH_SIMULATES_SINCE = of("0.5.17")
-_DFLASH_DP_SINCE = of("0.5.23")
-_EAGLE_WINDOW_SINCE = of("0.5.21")
+from runners.sglang.version import NEWEST, OLDEST, Version
 
 
 def violations(
@@ -55,10 +51,10 @@ def violations(
 
 
 def _versions(facts: Facts) -> Iterator[Violation]:
-    if facts.is_dflash2 and facts.version < _DFLASH2_SINCE:
+    if facts.is_dflash2 and facts.version < capabilities.DFLASH2:
         reason = (
             f"SGLang {facts.version} does not have the architecture of DFlash2 (DFlash2DraftModel), "
-            f"{_DFLASH2_SINCE} and newer do"
+            f"{capabilities.DFLASH2} and newer do"
         )
         yield other_release(facts.config, reason, NEWEST)
 
@@ -80,7 +76,7 @@ def _parallel(facts: Facts) -> Iterator[Violation]:
         return
     key = "server_args.attn-dp-size" if "attn-dp-size" in facts.flags else "server_args.enable-dp-attention"
     never = facts.algorithm in ("NGRAM", "STANDALONE")
-    if never or (facts.algorithm == "DFLASH" and facts.version < _DFLASH_DP_SINCE):
+    if never or (facts.algorithm == "DFLASH" and facts.version < capabilities.DFLASH_ATTENTION_DP):
         told = f"{facts.algorithm} cannot run with attention data parallelism"
         yield Violation(key, told if never else f"{told} in SGLang {facts.version}", "leave it out")
     elif facts.algorithm in ("DFLASH", "DSPARK") and not facts.flags.get("enable-dp-lm-head"):
@@ -152,7 +148,7 @@ def _drafter(facts: Facts) -> Iterator[Violation]:
         reason = f"{drafter.draft_window} is below the verify window, {facts.window}"
         yield Violation("drafter.draft_window", reason, f"drafter.draft_window={facts.window}")
     ignores = facts.algorithm in ("DSPARK", "STANDALONE")
-    if ignores or (facts.algorithm in ("EAGLE", "NEXTN") and facts.version < _EAGLE_WINDOW_SINCE):
+    if ignores or (facts.algorithm in ("EAGLE", "NEXTN") and facts.version < capabilities.EAGLE_DRAFT_WINDOW):
         reason = f"{facts.algorithm} of SGLang {facts.version} ignores it, with a warning in its log only"
         yield Violation("drafter.draft_window", reason, "drafter.draft_window=null")
 
@@ -162,7 +158,9 @@ def _simulated(facts: Facts) -> Iterator[Violation]:
     value = facts.env.get(SIMULATED_ACCEPTANCE)
     if value is None or value.startswith("-") or not facts.in_tree:
         return
-    if facts.algorithm == "NGRAM" or (facts.algorithm == "DFLASH" and facts.version < _DFLASH_SIMULATES_SINCE):
+    if facts.algorithm == "NGRAM" or (
+        facts.algorithm == "DFLASH" and facts.version < capabilities.DFLASH_SIMULATES_ACCEPTANCE
+    ):
         yield Violation(key, f"{facts.algorithm} of SGLang {facts.version} ignores it silently", "leave it out")
     mode = facts.env.get(RAGGED_VERIFY_MODE, "static")
     if facts.algorithm == "DSPARK" and mode != "static" and value not in ("1", "1.0"):

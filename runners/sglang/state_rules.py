@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from runners.sglang.capabilities import REPLAYSSM_FOR_ALL
 from runners.sglang.environment import RAGGED_VERIFY_MODE
 from runners.sglang.facts import Facts, Violation
-from runners.sglang.version import OLDEST, of
 
 _SPEC = "enable-linear-replayssm-spec"
 _DECODE = "enable-linear-replayssm"
@@ -94,11 +94,11 @@ def _replay_decode(facts: Facts) -> Iterator[Violation]:
 
 
 def _replay_spec(facts: Facts) -> Iterator[Violation]:
-    key, algorithm, oldest = f"server_args.{_SPEC}", facts.algorithm, facts.version == OLDEST
+    key, algorithm, early = f"server_args.{_SPEC}", facts.algorithm, facts.version < REPLAYSSM_FOR_ALL
     if facts.in_tree and algorithm in ("DFLASH", "DSPARK") and facts.family != "kda" and facts.family is not None:
         told = (
             "SGLang 0.5.16 has no check and would commit a state that it does not keep"
-            if oldest
+            if early
             else "SGLang says so only after it has loaded the weights"
         )
         yield Violation(
@@ -110,7 +110,7 @@ def _replay_spec(facts: Facts) -> Iterator[Violation]:
     if algorithm == "NGRAM" or (facts.number("speculative-eagle-topk", 1) > 1):
         yield Violation(key, "is valid for a chain of drafts only, and this drafter proposes a tree", "drafter.topk=1")
     decode = _decode_backend(facts)
-    allowed = ("triton",) if oldest else ("triton", "flashinfer")
+    allowed = ("triton",) if early else ("triton", "flashinfer")
     if decode not in allowed:
         yield Violation(key, f"cannot run with linear-attn-decode-backend {decode}", " or ".join(allowed))
     mode, verify = facts.env.get(RAGGED_VERIFY_MODE, "static"), facts.text("linear-attn-verify-backend", "")
@@ -121,24 +121,26 @@ def _replay_spec(facts: Facts) -> Iterator[Violation]:
             "that writes the ring (triton)",
             "verification=static",
         )
-    if oldest and facts.text("mamba-radix-cache-strategy", "auto").startswith("extra_buffer"):
+    if early and facts.text("mamba-radix-cache-strategy", "auto").startswith("extra_buffer"):
         yield Violation(
             key,
-            f"SGLang {OLDEST} cannot run it with mamba-radix-cache-strategy extra_buffer",
-            "no_buffer without overlap, or SGLang 0.5.17",
+            f"SGLang {facts.version} cannot run it with mamba-radix-cache-strategy extra_buffer",
+            f"no_buffer without overlap, or SGLang {REPLAYSSM_FOR_ALL}",
         )
-    if oldest and (dtype := facts.text("mamba-ssm-dtype", "float32")) != "float32":
+    if early and (dtype := facts.text("mamba-ssm-dtype", "float32")) != "float32":
         yield Violation(
-            "server_args.mamba-ssm-dtype", f"SGLang {OLDEST} runs {_SPEC} in float32 only, not {dtype}", "float32"
+            "server_args.mamba-ssm-dtype",
+            f"SGLang {facts.version} runs {_SPEC} in float32 only, not {dtype}",
+            "float32",
         )
 
 
 def _ring(facts: Facts) -> Iterator[Violation]:
     """From 0.5.17 on only KDA targets use the ring; a GDN target sizes its window by itself."""
     ring, needs = facts.number(_RING, _RING_DEFAULT), 2 * facts.window
-    applies = facts.family == "kda" or (facts.version == OLDEST and facts.family == "gdn")
+    applies = facts.family == "kda" or (facts.version < REPLAYSSM_FOR_ALL and facts.family == "gdn")
     if applies and (ring & (ring - 1) or ring < needs):
-        late = "" if facts.version < of("0.5.17") else "; SGLang says so only after it has loaded the weights"
+        late = "" if facts.version < REPLAYSSM_FOR_ALL else "; SGLang says so only after it has loaded the weights"
         yield Violation(
             f"server_args.{_RING}",
             f"{ring} is not a power of two of at least twice the verify window, {needs}{late}",
