@@ -78,10 +78,14 @@ def message(data: bytes) -> str:
     return str(body)
 
 
-def told(problem: Exception) -> str:
-    """What is wrong with an event, as the error of its request."""
+def told(problem: Exception, data: bytes = b"{}") -> str:
+    """What is wrong with an event (``data``), as the error of its request."""
     if type(problem) is ValueError:  # in words of its own
         return str(problem)
+    try:
+        parse_event(data)
+    except ValueError as plainer:
+        return str(plainer)
     return f"the answer is not in SGLang's form: {type(problem).__name__}: {str(problem)[:500]}"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from orchestrator.load.answer import Answer, counters, parse_event, told
+from orchestrator.load.answer import Answer, counters, told
 from orchestrator.load.events import DONE
 from orchestrator.load.request import Request
 
@@ -48,6 +48,7 @@ class OpenAIReader:
         self.answer = Answer()
         self._texts: list[str] = []
         self._usage: dict[str, Any] | None = None
+        self._tokens = 0
         self._uncounted = False
         self._done = False
 
@@ -58,17 +59,19 @@ class OpenAIReader:
             self._done = True
             return
         try:
-            event = parse_event(data)
+            event = orjson.loads(data)
             usage = event.get("usage")
             for choice in event["choices"]:
                 self._choice(choice, usage is not None)
             if usage is not None:
-                self.answer.count(seconds, usage["completion_tokens"])
+                if (tokens := usage["completion_tokens"]) > self._tokens:
+                    self._tokens = tokens
+                    self.answer.chunks.append((seconds, tokens))
                 self._usage = usage
             if (extension := event.get("sglext")) is not None:
                 self._extension(extension)
         except (AttributeError, KeyError, TypeError, ValueError) as problem:
-            self.answer.fail("error", told(problem))
+            self.answer.fail("error", told(problem, data))
 
     def _choice(self, choice: dict[str, Any], counted: bool) -> None:
         delta = choice.get("delta", choice)
