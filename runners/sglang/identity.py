@@ -15,9 +15,11 @@ from runners.sglang.checkpoint_rules import ARCHITECTURES
 from runners.sglang.config import ServerConfig
 
 _WEIGHTS = re.compile(r"Load weight end\..*?type=(\w+),.*?mem usage=(-?[\d.]+) GB")
-_CACHE = re.compile(r"KV Cache is allocated\..*?#tokens: (\d+), K size: ([\d.]+) GB, V size: ([\d.]+) GB")
-_STATE = re.compile(r"Mamba Cache is allocated\. max_mamba_cache_size: (\d+), (.*)")
-_SIZE = re.compile(r"(\w+) size: ([\d.]+)\s*GB")
+_CACHE = re.compile(r"KV Cache is allocated\..*?#tokens: \d+, (.*)")
+_CACHE_END = "Memory pool end."
+_RESIZED = re.compile(r"Post-capture KV sizing: (draft )?KV cache allocated\..*?KV size: ([\d.]+) GB")
+_STATE = re.compile(r"Mamba Cache is allocated\. max_mamba_cache_size: \d+, (.*)")
+_SIZE = re.compile(r"\w+ size: ([\d.]+)\s*GB")
 _RING = re.compile(r"ReplaySSM ring buffers allocated.*")
 _RING_SIZE = re.compile(r"\b\w+=([\d.]+)GB")
 _GRAPH = re.compile(r"Capture ([\w ]+?) CUDA graph end\..*?mem usage=(-?[\d.]+) GB")
@@ -36,7 +38,7 @@ _REMARKS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"Setting attention backend to triton", "attention was changed to triton"),
     )
 )  # fmt: skip
-_OTHER_RANK = re.compile(r"^\[[^\]]* [A-Z]+[1-9]\d*[ \]]")
+_OTHER_RANK = re.compile(r"^\[[^\]]* [A-Z_]+[1-9]\d*[ \]]")
 """A line of another GPU than the first: ``[2026-11-30 21:24:14 TP1] ...``."""
 _ONLY: Mapping[str, str] = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel"}
 """Drafters of one algorithm that only their architecture tells apart."""
@@ -111,7 +113,7 @@ def problems(config: ServerConfig, server_info: Mapping[str, Any], found: Identi
 
 
 def _memory(lines: list[str], server_info: Mapping[str, Any]) -> Memory:
-    weights, caches = _all(_WEIGHTS, lines), _all(_CACHE, lines)
+    weights, caches = _all(_WEIGHTS, lines), _caches(lines)
     usage: Mapping[str, Any] = next(
         (state.get("memory_usage", {}) for state in server_info.get("internal_states") or []), {}
     )
@@ -121,12 +123,29 @@ def _memory(lines: list[str], server_info: Mapping[str, Any]) -> Memory:
     return Memory(
         target_weights=float(weights[0][1]) if weights else usage.get("weight"),
         draft_weights=float(weights[1][1]) if len(weights) > 1 else None,
-        kv_cache=_sum(caches[0][1:]) if caches else usage.get("kvcache"),
-        draft_kv_cache=_sum(caches[1][1:]) if len(caches) > 1 else None,
-        state_cache=_sum(size for _, size in _SIZE.findall(state[2])) if state else None,
+        kv_cache=caches[0] if caches else usage.get("kvcache"),
+        draft_kv_cache=caches[1] if len(caches) > 1 else None,
+        state_cache=_sum(_SIZE.findall(state[1])) if state else None,
         replay_ring=_sum(_RING_SIZE.findall(ring)) if ring else None,
         graphs=round(sum(graphs), 2) if graphs else None,
     )
+
+
+def _caches(lines: list[str]) -> list[float]:
+    """Keys and values of the target, then of the drafter. Each may have several pools, and newer versions size them
+    anew once graphs are captured."""
+    resized = [match.groups() for line in lines if (match := _RESIZED.search(line))]
+    if resized:
+        kinds = (False, True) if any(draft for draft, _ in resized) else (False,)
+        return [_sum(size for draft, size in resized if bool(draft) == kind) for kind in kinds]
+    found, sizes = [], list[str]()
+    for line in lines:
+        if (match := _CACHE.search(line)) is not None:
+            sizes += _SIZE.findall(match[1])
+        elif _CACHE_END in line and sizes:
+            found.append(_sum(sizes))
+            sizes = []
+    return found
 
 
 def _remarks(lines: list[str]) -> list[str]:

@@ -21,13 +21,13 @@ _STAGES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"server_args=ServerArgs\(", "starting its processes"),
         (r"Init torch distributed begin", "setting up the GPU"),
         (r"Load weight begin", "loading the target"),
-        (r"(KV|Mamba) Cache is allocated", "allocating caches"),
+        (r"(KV|Mamba) Cache (is allocated|VA upper bound)", "allocating caches"),
         (r"Capture ([\w ]+?) CUDA graph begin", "capturing CUDA graphs ({0})"),
         (r"Uvicorn running on", "warming up"),
     )
 )
 _PROCESS = re.compile(r"Started server process \[(\d+)\]")
-_LISTENS = re.compile(r"Uvicorn running on https?://(\S+?):(\d+)")
+_LISTENS = re.compile(r"Uvicorn running on (?:https?://)?\S+?:(\d+)")
 _BIND_FAILED = re.compile(r"\[Errno 98\]|address already in use", re.IGNORECASE)
 _FIRED_UP = "The server is fired up and ready to roll!"
 
@@ -61,7 +61,7 @@ class StartLog:
         if found := _PROCESS.search(line):
             self.pid = int(found[1])
         if found := _LISTENS.search(line):
-            self.port = int(found[2])
+            self.port = int(found[1])
         if _BIND_FAILED.search(line):
             self.bind_failed = True
         if _FIRED_UP in line:

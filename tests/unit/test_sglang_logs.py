@@ -242,6 +242,28 @@ def test_figures_of_the_other_gpus_are_not_added() -> None:
     assert found.draft_architecture == "DFlashDraftModel"
 
 
+def test_the_caches_of_newer_versions() -> None:
+    """As the sources of 0.5.20 and 0.5.23 print them: pools with a name, and a second size once graphs are captured."""
+    pools = [
+        "[.] KV Cache is allocated. dtype: torch.bfloat16, #tokens: 10, K size: 1.00 GB, V size: 1.00 GB",
+        "[.] Memory pool end. avail mem=9.00 GB",
+        "[.] Full KV Cache is allocated. dtype: torch.bfloat16, #tokens: 10, KV size: 0.25 GB",
+        "[.] SWA KV Cache is allocated. dtype: torch.bfloat16, #tokens: 10, K size: 0.10 GB, V size: 0.10 GB",
+        "[.] Memory pool end. avail mem=8.00 GB",
+    ]
+    memory = identity({}, pools).memory
+    assert (memory.kv_cache, memory.draft_kv_cache) == (2.0, 0.45)
+    resized = [
+        "[.] KV Cache VA upper bound. dtype: torch.bfloat16, #tokens: 99, K size: 50.00 GB, V size: 50.00 GB",
+        "[.] Post-capture KV sizing: KV cache allocated. dtype: torch.bfloat16, #tokens: 9, KV size: 3.00 GB, avail",
+    ]
+    memory = identity({}, resized).memory
+    assert (memory.kv_cache, memory.draft_kv_cache) == (3.0, None)
+    draft = "[.] Post-capture KV sizing: draft KV cache allocated. dtype: torch.bfloat16, #tokens: 10, KV size: 0.50 GB"
+    memory = identity({}, [*resized, draft]).memory
+    assert (memory.kv_cache, memory.draft_kv_cache) == (3.0, 0.5)
+
+
 def test_a_replay_ring_is_counted() -> None:
     ring = "[.] GDN ReplaySSM ring buffers allocated (record_len=32, fold=False): d=1.250GB, k=0.500GB, g=0.010GB "
     assert identity({}, [ring]).memory.replay_ring == 1.76
