@@ -170,7 +170,20 @@ def refuse(experiment: Experiment) -> None:
 
 
 def print_plan(experiment: Experiment) -> None:
-    print(render(experiment, planned(experiment), preflight.missing_arms(experiment)))
+    plan = planned(experiment)
+    print(
+        render(experiment, plan, preflight.missing_arms(experiment), _measured(plan, Path(experiment.output) / "index"))
+    )
+
+
+def _measured(plan: Plan, index: Path) -> set[str]:
+    """Keys of the trials that a run would take over, by the rule of the run itself."""
+    from orchestrator.measuring.store import Store
+
+    if not index.is_dir():  # a plan writes nothing, and opening a store would
+        return set()
+    trials = Store(run=index, index=index)
+    return {trial.key for trial in plan.trials if trials.find(trial.key)}
 
 
 def _read(file: Path) -> dict[str, Any]:

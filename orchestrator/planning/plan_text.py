@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from orchestrator.analysis.fairness import configured, told
 from orchestrator.config.server_config import start_options
 from orchestrator.findings.catalogue import CATALOGUE
-from orchestrator.planning.plan import ROUND, Plan, extended, unexpected_differences
+from orchestrator.planning.plan import ROUND, Plan, ServerSession, extended, unexpected_differences
 from orchestrator.schema import ArmConfig, Experiment, Load
 
 
-def render(experiment: Experiment, plan: Plan, missing: Mapping[str, str]) -> str:
-    """Several lines; arms that cannot run (``missing``) are named with what they lack."""
+def render(experiment: Experiment, plan: Plan, missing: Mapping[str, str], measured: Collection[str] = ()) -> str:
+    """Several lines; arms that cannot run (``missing``) are named with what they lack. ``measured``: keys of trials
+    that a run would take over. Starts and repeats are counted from 1, as a run does."""
     base = experiment.configs[experiment.baseline]
     lines = [f"experiment {experiment.name}: {experiment.description}", ""]
     lines += _facts(base, experiment)
@@ -32,17 +34,20 @@ def render(experiment: Experiment, plan: Plan, missing: Mapping[str, str]) -> st
             + (" (a run is refused)" if refused else "")
         )
     lines += ["", "servers"]
-    for session in {session.key: session for session in reversed(plan.sessions)}.values():
-        starts = [str(other.index) for other in plan.sessions if other.key == session.key]
+    first: dict[str, ServerSession] = {}
+    for session in plan.sessions:
+        first.setdefault(session.key, session)
+    for session in first.values():
+        starts = [str(other.index + 1) for other in plan.sessions if other.key == session.key]
         lines.append(f"  {session.arm.name}  key {session.key}  start {' and '.join(starts)}")
         lines += [f"    {line}" for line in launch_lines(session.arm)]
     lines += ["", "trials, in the order of measurement"]
     header = ["start", "arm", "repeat", "load", "warm-up", "requests", "key"]
     rows = [
         [
-            str(session.index),
+            str(session.index + 1),
             trial.arm,
-            str(trial.repeat),
+            str(trial.repeat + 1),
             trial.load.shown,
             str(trial.load.warmup_requests),
             str(len(session.arm.suite.prompts)),
@@ -52,11 +57,25 @@ def render(experiment: Experiment, plan: Plan, missing: Mapping[str, str]) -> st
         for trial in session.trials
     ]
     lines += _table(header, rows)
-    lines += ["", cost(plan)]
+    lines += ["", cost(plan), *_already(plan, measured)]
     if experiment.stop.rule == "ci_width":
         most = _longest(plan, experiment.stop.max_repeats)
         lines.append(f"stop: {experiment.stop.told}; with all of them {cost(most)}")
     return "\n".join([*lines, f"comparison key {plan.key}", ""])
+
+
+def _already(plan: Plan, measured: Collection[str]) -> list[str]:
+    """What is measured of the plan, and what the rest costs; nothing where nothing is measured."""
+    sessions = [
+        replace(session, trials=tuple(trial for trial in session.trials if trial.key not in measured))
+        for session in plan.sessions
+    ]
+    left = replace(plan, sessions=tuple(session for session in sessions if session.trials))
+    done = len(plan.trials) - len(left.trials)
+    if not done:
+        return []
+    rest = f". Left: {cost(left)}" if left.trials else ": nothing is left to measure."
+    return [f"{done} of {len(plan.trials)} trials are measured already and not measured again{rest}"]
 
 
 def _longest(plan: Plan, max_repeats: int) -> Plan:

@@ -13,10 +13,12 @@ import pytest
 
 from orchestrator import cli, tracking
 from orchestrator.measuring import execute
+from orchestrator.measuring.store import ServerFacts, Store
 from orchestrator.paths import conf_dir
 from orchestrator.planning import hardware, preflight
 from orchestrator.planning.plan import Plan
 from orchestrator.schema import Experiment
+from tests.record_factory import record
 
 COMPARISON = ["suite=smoke_2", "name=one", '+arms.plain=["drafter=none"]', '+arms.ngram=["drafter=ngram"]']
 HEAVY = ("torch", "mlflow", "docker", "transformers", "llvmlite", "scipy", "matplotlib")
@@ -68,10 +70,31 @@ def test_a_plan_starts_and_writes_nothing(
     told = capsys.readouterr()
     assert "preset=embedded" in told.err, "the preset is said aloud"
     rows = [line.split()[:3] for line in told.out.split("trials, in the order")[1].splitlines()[2:6]]
-    assert rows == [["0", "plain", "0"], ["1", "ngram", "0"], ["1", "ngram", "1"], ["2", "plain", "1"]]
+    assert rows == [["1", "plain", "1"], ["2", "ngram", "1"], ["2", "ngram", "2"], ["3", "plain", "2"]]
     assert "3 server starts, 4 trials, 8 requests and 8 to warm up" in told.out
     assert len(re.findall(r"-m runners\.engine .*--port FREE_PORT", told.out)) == 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plan_knows_what_is_measured_already(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def measure_first(experiment: Experiment, plan: Plan, directory: Path) -> int:
+        store = Store(directory, Path(experiment.output) / "index")
+        _, file = store.open_session(0, "plain")
+        file.append(record(trial_key=plan.trials[0].key))
+        facts = {"session_index": 0, "arm": "plain", "command": [], "identity": {}, "started": 1.0, "ready_s": 1.0}
+        store.finish(plan.trials[0].key, file, 1, ServerFacts.model_validate({**facts, "peak_memory_bytes": None}))
+        file.close()
+        return 0
+
+    started(monkeypatch, measure_first)
+    assert cli.main([*COMPARISON, "suite.repeats=2"]) == 0
+    before = sorted(tmp_path.rglob("*"))
+    capsys.readouterr()
+    assert cli.main([*COMPARISON, "suite.repeats=2", "action=plan"]) == 0
+    assert "1 of 4 trials are measured already and not measured again. Left: 2 server" in capsys.readouterr().out
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_plan_names_arms_that_cannot_run(capsys: pytest.CaptureFixture[str]) -> None:
