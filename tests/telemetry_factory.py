@@ -27,11 +27,13 @@ def write(
     times: Iterable[float],
     gpu: Callable[[float], dict[str, Any]] | None = None,
     server: Callable[[float], dict[str, Any] | None] = lambda time: {**SERVER, "cpu_s": 1.5 * time},
+    host: Callable[[float], dict[str, Any]] | None = None,
     offset: float = 0.0,
     end: dict[str, Any] | None = None,
     absent: str | None = None,
 ) -> Path:
-    """A file with a sample at each of ``times`` (client's clock); ``gpu`` and ``server`` give what a sample holds.
+    """A file with a sample at each of ``times`` (client's clock); ``gpu``, ``server`` and ``host`` (of a
+    node of two cores; None: as samplers wrote before they knew it) give what a sample holds.
 
     ``offset``: the sampler's clock is ahead by so much.
     """
@@ -39,9 +41,12 @@ def write(
     lines: list[dict[str, Any]] = [
         {"kind": "start", "schema": 1, "gpus": gpus, "gpus_absent": absent, "processes_absent": None}
     ]
+    if host:
+        lines[0]["cores"] = 2
     for time in times:
         sample = {"kind": "sample", "mono": time + offset, "wall": 1e9 + time, "cpu_s": 0.01 * time}
-        lines.append(sample | {"gpus": [{**GPU, **gpu(time)}] if gpu else [], "server": server(time)})
+        known = {"host": host(time)} if host else {}
+        lines.append(sample | known | {"gpus": [{**GPU, **gpu(time)}] if gpu else [], "server": server(time)})
     lines.append({"kind": "clock", "sent": 0.0, "received": 0.002, "sampler": offset + 0.001})
     lines.append(end or {"kind": "end", "code": 0, "said": ""})
     path.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))

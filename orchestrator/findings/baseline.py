@@ -8,6 +8,7 @@ from orchestrator.analysis.baseline import settings
 from orchestrator.analysis.facts import Facts
 from orchestrator.analysis.results import Arm, Summary
 from orchestrator.findings.finding import Finding, finding
+from orchestrator.findings.machine import busy
 
 WEAK = 0.55
 """Share of the bandwidth ceiling. One request at a time, SGLang reaches 0.63 (8B on an H200), 0.67 (8B on an H100) and
@@ -28,7 +29,14 @@ def findings(summary: Summary, facts: Facts) -> Iterator[Finding]:
         f"bandwidth allows ({arm.ceiling.bandwidth_source}; {arm.ceiling.weights_source}, "
         f"{(arm.ceiling.weights_bytes or 0) / 1e9:.2f} GB per token)"
     )
-    if share < WEAK:
+    if share < WEAK and busy(summary):
+        yield finding(
+            "weak_baseline",
+            f"{arm.name} decodes {how}. The machine was busy with other processes, which slows decoding: this says "
+            "nothing of the plain arm itself, and the speedups are as rough.",
+            arm.name,
+        )
+    elif share < WEAK:
         yield finding(
             "weak_baseline",
             f"{arm.name} decodes {how}: a stronger plain arm would shrink every speedup.",

@@ -38,6 +38,7 @@ CATALOGUE: dict[str, Entry] = {
     "drift": _warning("an arm's speed changed by more than 2% between the halves of its repeats"),
     "measured_apart": _warning("trials of several runs are combined"),
     "unsteady_machine": _warning("repeats of a prompt on the same arm differ by more than 15% in the median"),
+    "few_prompts": _warning("fewer than 6 prompts: no arm is called faster"),
     "failed_requests": _warning("requests that did not end well"),
     "starts_rule": _note("most of a speedup's interval is the spread between server starts"),
     "starts_unknown": _note("the intervals do not cover other starts of the servers"),
@@ -81,7 +82,8 @@ CATALOGUE: dict[str, Entry] = {
     "crossover": _note("the concurrency above which speculation no longer pays, in a sweep"),
     "cached_prompts": _warning("prompts found more of themselves in the prefix cache than a common beginning"),
     # The machine
-    "client_bottleneck": _warning("the load client used most of a core, or its loop was late: so are its stamps"),
+    "busy_machine": _warning("other processes used cores of the server's machine: speeds are rough"),
+    "client_bottleneck": _warning("the load client used most of a core, or was late enough to move TTFT or TPOT"),
     "telemetry_missing": _warning("nothing was sampled during a trial: what the machine did is not known"),
     "telemetry_gaps": _warning("samples are missing for more than a second of a trial"),
     "throttled": _warning("the GPU throttled for 1% of a trial or more"),

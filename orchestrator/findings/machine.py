@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 from orchestrator.analysis.facts import Facts
@@ -15,6 +16,10 @@ THROTTLED = 0.01
 CLOCKS_APART = 0.03
 BEFORE_BYTES = 256 * 2**20
 """An idle GPU shows a few MiB; whatever has computed on it since it was opened holds more than this."""
+BUSY_CORES = 0.25
+"""Of a node that serves on its CPU: what its desktop and its daemons do stays below this, a forgotten job does not."""
+BUSY_SHARE = 0.5
+"""Of the cores of a node whose GPU serves: the server's own few threads find a core until about here."""
 _MIB = 2**20
 
 
@@ -25,8 +30,51 @@ def findings(summary: Summary, facts: Facts) -> Iterator[Finding]:
                 at = "" if len(arm.points) == 1 else f" at {point.load}"
                 yield from _watched(arm, at, point.usage)
                 yield from _gpu(arm, at, point.usage)
+    yield from _busy(summary)
     yield from _clocks(summary)
     yield from _unwatched(summary)
+
+
+def busy(summary: Summary) -> dict[str, list[TrialUsage]]:
+    """Arm -> its trials during which others used so much of the node that its speeds are rough; arms without are left
+    out."""
+    found = {
+        arm.name: [
+            trial for point in arm.points if point.usage for trial in point.usage.trials if _crowded(trial, summary)
+        ]
+        for arm in summary.arms
+    }
+    return {name: trials for name, trials in found.items() if trials}
+
+
+def _crowded(trial: TrialUsage, summary: Summary) -> bool:
+    if trial.others_cores is None:
+        return False
+    most = BUSY_CORES if summary.embedded else BUSY_SHARE * (trial.node_cores or math.inf)
+    return trial.others_cores > most
+
+
+def _busy(summary: Summary) -> Iterator[Finding]:
+    """One finding for all arms: whatever ran beside them is the machine's, not an arm's."""
+    found = busy(summary)
+    if not found:
+        return
+    counts = {arm.name: sum(len(point.usage.trials) for point in arm.points if point.usage) for arm in summary.arms}
+    listed = ", ".join(
+        f"{name} {_cores(trials):.2f} in {len(trials)} of {counts[name]} trials" for name, trials in found.items()
+    )
+    cores = next((trial.node_cores for trials in found.values() for trial in trials if trial.node_cores), None)
+    yield finding(
+        "busy_machine",
+        f"Other processes used cores of the server's machine{f', which has {cores},' if cores else ''} while it was "
+        f"measured (mean: {listed}). They took time from the server and from the client, so the speeds of this run are "
+        "rough; measure again when the machine is idle, with reuse=false.",
+    )
+
+
+def _cores(trials: list[TrialUsage]) -> float:
+    """Mean cores used by others, over the time of the trials."""
+    return sum((trial.others_cores or 0.0) * trial.seconds for trial in trials) / sum(t.seconds for t in trials)
 
 
 def _watched(arm: Arm, at: str, usage: Usage) -> Iterator[Finding]:

@@ -65,6 +65,7 @@ ROWS = (
     MachineRow("Machine", "throttled, share of time", _number(lambda u: u.throttled_share, 0, 100, "%")),
     MachineRow("Machine", "CPU ms per output token", _number(lambda u: u.cpu_per_token_s, 1, 1000)),
     MachineRow("Machine", "CPU cores in use", _number(lambda u: u.cpu_cores_mean, 2)),
+    MachineRow("Machine", "cores used by others", _number(lambda u: u.cpu_others_mean, 2)),
     MachineRow("Machine", "sampling, share of a core", _number(lambda u: u.sampler_share, 1, 100, "%")),
     MachineRow("Baseline", "share of bandwidth ceiling", lambda arm, _: share_of_ceiling(arm)),
     MachineRow("Baseline", "CUDA graphs / overlap", lambda arm, _: graphs_and_overlap(arm)),
@@ -103,6 +104,7 @@ def _trial(trial: TrialUsage) -> dict[str, str]:
         "VRAM GiB": _mean(gpu("used_bytes"), 2, 2**-30),
         "RSS GiB": _mean(trial.rss_bytes, 2, 2**-30),
         "CPU s": _text(trial.cpu_s, 1),
+        "others' cores": _text(trial.others_cores, 2),
         "sampling CPU s": _text(trial.sampler_cpu_s, 2),
     }
 

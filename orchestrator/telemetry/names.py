@@ -29,6 +29,7 @@ def figures(usage: Usage) -> dict[str, float | None]:
         "cpu/seconds": usage.cpu_s,
         "cpu/ms_per_output_token": None if usage.cpu_per_token_s is None else 1000 * usage.cpu_per_token_s,
         "cpu/cores_mean": usage.cpu_cores_mean,
+        "cpu/cores_others_mean": usage.cpu_others_mean,
         "telemetry/sampler_core_share": usage.sampler_share,
         "telemetry/longest_gap_s": usage.longest_gap_s,
     }

@@ -50,6 +50,8 @@ class Usage(BaseModel):
     cpu_per_token_s: float | None
     cpu_cores_mean: float | None
     """CPU seconds of the server per second."""
+    cpu_others_mean: float | None = None
+    """Cores that others than the server and the client used; None where no trial knows it."""
     sampler_share: float | None
     """CPU seconds of the sampler per second: what the sampling itself took, as a share of one core."""
     samples: int
@@ -101,6 +103,7 @@ def pool(trials: Sequence[TrialUsage]) -> Usage | None:
         cpu_s=cpu,
         cpu_per_token_s=_over(cpu, cpu_tokens),
         cpu_cores_mean=_over(cpu, cpu_seconds),
+        cpu_others_mean=_weighted((trial.seconds, trial.others_cores) for trial in trials),
         sampler_share=_over(sampler, sampler_seconds),
         samples=sum(trial.samples for trial in trials),
         longest_gap_s=max(trial.longest_gap_s for trial in trials),

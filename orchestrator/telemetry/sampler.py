@@ -56,7 +56,7 @@ class Sampler:
         self._process: subprocess.Popen[bytes] | None = None
         try:
             self._process = subprocess.Popen(
-                [*command, "--gpus", gpus],
+                [*command, "--gpus", gpus, "--client", str(os.getpid())],
                 stdin=subprocess.PIPE,
                 # Straight into the file: lines that passed through here would take this process' time while it
                 # stamps the answers of a server.

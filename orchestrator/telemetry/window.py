@@ -85,6 +85,10 @@ class TrialUsage(_Frozen):
     """User and system time of the server's processes."""
     sampler_cpu_s: float | None
     """What the sampling itself cost."""
+    others_cores: float | None = None
+    """Cores that neither the server nor the client nor the sampler used, mean; None in records that do not know it."""
+    node_cores: int | None = None
+    """Logical cores of the server's node."""
     clock_error_s: float
     """The window's place on the sampler's clock is right to this."""
     absent: str | None
@@ -126,6 +130,8 @@ def usage(samples: Samples, records: Sequence[RequestRecord]) -> TrialUsage | No
     inside = [line for time, line in around if start <= time <= end]
     tokens = sum(record.completion_tokens or 0 for record in records if record.phase == "measure")
     server = [(time, line["server"]) for time, line in around if line["server"]]
+    cpu_s = _difference([(time, read["cpu_s"]) for time, read in server], start, end)
+    sampler_cpu_s = _difference([(time, line["cpu_s"]) for time, line in around], start, end)
     return TrialUsage(
         seconds=end - start,
         output_tokens=tokens,
@@ -136,11 +142,27 @@ def usage(samples: Samples, records: Sequence[RequestRecord]) -> TrialUsage | No
             for place, facts in enumerate(samples.start.get("gpus", []))
         ],
         rss_bytes=_spread(line["server"]["rss_bytes"] for line in inside if line["server"]),
-        cpu_s=_difference([(time, read["cpu_s"]) for time, read in server], start, end),
-        sampler_cpu_s=_difference([(time, line["cpu_s"]) for time, line in around], start, end),
+        cpu_s=cpu_s,
+        sampler_cpu_s=sampler_cpu_s,
+        others_cores=_others_cores(around, start, end, cpu_s, sampler_cpu_s),
+        node_cores=samples.start.get("cores"),
         clock_error_s=samples.clock((start + end) / 2).error_s,
         absent=_absent(samples),
     )
+
+
+def _others_cores(
+    around: Sequence[tuple[float, Line]], start: float, end: float, server_s: float | None, sampler_s: float | None
+) -> float | None:
+    """What of the node's busy time was nobody's here, per second. Where the client cannot be seen it runs elsewhere."""
+    read = [(time, line["host"]) for time, line in around if line.get("host")]
+    busy = _difference([(time, host["busy_s"]) for time, host in read], start, end)
+    if busy is None or server_s is None or end <= start:
+        return None
+    seen = [(time, host["client_cpu_s"]) for time, host in read if host["client_cpu_s"] is not None]
+    client = _difference(seen, start, end) or 0.0
+    # The node counts in ticks, processes to the microsecond: of an idle node the difference can fall below 0.
+    return max(0.0, busy - server_s - client - (sampler_s or 0.0)) / (end - start)
 
 
 def _gpu(

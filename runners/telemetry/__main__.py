@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from runners.telemetry.gpu import Gpus
+from runners.telemetry.host import Host
 from runners.telemetry.processes import Processes
 
 SCHEMA = 1
@@ -26,6 +27,7 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = _arguments(words)
     gpus = Gpus(arguments.gpus)
     processes = Processes(arguments.pid)
+    host = Host(arguments.client)
     commands = Commands(sys.stdin.fileno())
     interval = arguments.interval_ms / 1000
     try:
@@ -37,6 +39,7 @@ def main(words: Sequence[str] | None = None) -> int:
                 "interval_s": interval,
                 "wall": time.time(),
                 "mono": time.monotonic(),
+                "cores": host.cores,
                 "driver": gpus.driver,
                 "gpus": gpus.describe(),
                 "gpus_absent": gpus.absent,
@@ -49,14 +52,14 @@ def main(words: Sequence[str] | None = None) -> int:
                 if "watch" in command:
                     processes.watch(map(int, command["watch"]))
                 elif "clock" in command:
-                    _sample(gpus, processes)
+                    _sample(gpus, processes, host)
                     _write({"kind": "reply", "id": command["clock"], "mono": time.monotonic()})
                 else:
                     _write({"kind": "refused", "command": command})
             now = time.monotonic()
             if now < due:
                 continue
-            _sample(gpus, processes)
+            _sample(gpus, processes, host)
             # Ticks that were missed are not made up for: a burst of late samples would say nothing about the past.
             due += interval * (1 + (now - due) // interval)
     except EOFError:
@@ -93,10 +96,10 @@ def _command(line: bytes) -> dict[str, Any]:
     return command if isinstance(command, dict) else {"not understood": line.decode(errors="replace")}
 
 
-def _sample(gpus: Gpus, processes: Processes) -> None:
+def _sample(gpus: Gpus, processes: Processes, host: Host) -> None:
     # "cpu_s" is what this process itself has cost so far.
     line = {"kind": "sample", "mono": time.monotonic(), "wall": time.time(), "cpu_s": time.process_time()}
-    _write(line | {"gpus": gpus.read(), "server": processes.read()})
+    _write(line | {"gpus": gpus.read(), "server": processes.read(), "host": host.read()})
 
 
 def _write(line: dict[str, Any]) -> None:
@@ -113,6 +116,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--interval-ms", type=_milliseconds, default=100.0, help="time between samples (default: 100)")
     parser.add_argument("--gpus", default="all", help="all, none, or indices and UUIDs: 0,1 (default: all)")
     parser.add_argument("--pid", type=int, action="append", default=[], help="a process to watch with its children")
+    parser.add_argument("--client", type=int, help="process that sends the requests: its CPU time is told apart")
     return parser.parse_args(words)
 
 
