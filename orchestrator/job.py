@@ -87,18 +87,33 @@ def _measure(overrides: Sequence[str], directory: Path, sweep: str | None) -> tu
 
 
 def outcome(directory: Path, comparisons: int | None) -> int:
-    """Exit code of a run in ``directory``, or of a sweep of so many comparisons, whose failures are then named."""
+    """Exit code of a run in ``directory``, or of a sweep of so many comparisons, which is then told: one table of all,
+    also as ``sweep.md``, and what failed."""
     if comparisons is None:
         return int(_read(directory / OUTCOME)["code"])
-    results = [_read(file) for file in sorted(directory.glob(f"**/{OUTCOME}"), key=lambda file: _number(file.parent))]
+    files = sorted(directory.glob(f"**/{OUTCOME}"), key=lambda file: _number(file.parent))
+    results = [_read(file) for file in files]
     failed = [result for result in results if result["code"] != 0]
     lost = comparisons - len(results)
-    print(f"\nsweep {directory.name}: {comparisons - lost - len(failed)} of {comparisons} comparisons went well")
-    for result in failed:
-        print(f"  failed: {_told(result['overrides'])}: {result['error']}")
+    told = [f"sweep {directory.name}: {comparisons - lost - len(failed)} of {comparisons} comparisons went well"]
+    told += [f"  failed: {_told(result['overrides'])}: {result['error']}" for result in failed]
     if lost:
-        print(f"  {lost} left no result in {directory}")
+        told.append(f"  {lost} left no result in {directory}")
+    _show_sweep([file.parent for file in files], directory, told)
     return 1 if failed or lost else 0
+
+
+def _show_sweep(runs: Sequence[Path], directory: Path, told: Sequence[str]) -> None:
+    """The table over all comparisons that have a result, on the terminal and in ``sweep.md``, and how they went."""
+    from orchestrator.analysis.results import read_summary
+    from orchestrator.report import sweep
+
+    summaries = [read_summary(run / "summary.json") for run in runs if (run / "summary.json").is_file()]
+    if summaries:
+        file = directory / "sweep.md"
+        file.write_text("\n".join([sweep.markdown(summaries), "", *(f"- {line.strip()}" for line in told), ""]))
+        print(f"\n{sweep.text(summaries)}\nTable:   {file}")
+    print("\n" + "\n".join(told))
 
 
 def log(experiment: Experiment) -> int:

@@ -9,7 +9,7 @@ import base64
 import json
 import shlex
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from orchestrator.analysis.results import Arm, Point, Summary
@@ -196,31 +196,6 @@ def arms_view() -> str:
     }
     packed = base64.b64encode(zlib.compress(json.dumps(state).encode())).decode()
     return json.dumps({"name": "arms side by side", "createdAt": 0, "updatedAt": 0, "state": f"deflate;{packed}"})
-
-
-def sweep_table(summaries: Sequence[Summary]) -> str:
-    """Markdown table of a sweep: a line per comparison and arm. Every ratio is inside its own comparison."""
-    lines = [
-        f"**{summaries[0].experiment}: {len(summaries)} comparisons**"
-        + (f" [{table.EMBEDDED_TAG}]" if summaries[0].embedded else ""),
-        "",
-        "| comparison | arm | block | tau | proposed | ms per step | output tok/s | speedup [95%] | identical |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for summary in summaries:
-        for arm in summary.arms:
-            point = arm.point
-            if point is None:
-                lines.append(f"| {label(summary)} | {arm.name} | | | | | not run | | |")
-                continue
-            tau = table.number(point.acceptance.tau if point.acceptance else None, 2)
-            cells = [
-                label(summary), arm.title, table.number(arm.block_size), tau, table.proposed(arm, point),
-                table.number(point.step_ms, 1), table.number(point.output_tok_s, 1),
-                table.speedup(summary)(arm, point), table.identical(summary)(arm, point),
-            ]  # fmt: skip
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
 def _speed(point: Point) -> Metrics:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator import projection
 from orchestrator.analysis.results import Arm, Summary, read_summary
+from orchestrator.report import sweep
 from orchestrator.schema import Experiment
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def log_sweep(directory: Path, uri: str) -> str:
         finished = max(summary.finished for summary in summaries)
         started = min(summary.started for summary in summaries)
         run = _run(client, experiment_id, "sweep", {"sweep": directory.name}, directory.name, started)
-        text = projection.sweep_table(summaries)
+        text = sweep.markdown(summaries)
         tags = {**projection.shared_tags(first), "mlflow.note.content": text}
         _fill(client, run, finished, {}, {"comparisons": len(summaries)}, tags)
         for place, summary in enumerate(summaries):

@@ -120,19 +120,21 @@ def _speed(arm: Arm, point: Point) -> Iterator[Finding]:
     # mean that the speedup is lies below the arithmetic one.
     most = max(accepted.tau, accepted.tau_mean_of_requests)
     low = speedup.ratio if speedup.low is None else speedup.low
+    told = f"tau {accepted.tau:.2f}, mean of requests {accepted.tau_mean_of_requests:.2f}"
     if low > most:
         yield finding(
             "speedup_above_tau",
-            f"{arm.name}: the speedup after prefill ({speedup.ratio:.2f}, at least {low:.2f}) is above tau "
-            f"({most:.2f}). A verification step costs at least a plain step, so the plain arm is handicapped or "
-            "something is measured wrongly. No ratio is stated.",
+            f"{arm.name}: the speedup after prefill ({speedup.ratio:.2f}, at least {low:.2f}) is above what its drafts "
+            f"can bring ({told}). A verification step costs at least a plain step, so the plain arm is handicapped, "
+            "the machine was busy while it ran, or something is measured wrongly. No ratio is stated. reuse=false "
+            "measures again.",
             arm.name,
         )
     elif speedup.ratio > most:
         yield finding(
             "near_tau",
-            f"{arm.name}: the speedup after prefill ({speedup.ratio:.2f}) is above tau ({most:.2f}), which cannot be, "
-            f"though its interval begins below ({low:.2f}).",
+            f"{arm.name}: the speedup after prefill ({speedup.ratio:.2f}) is above what its drafts can bring ({told}), "
+            f"which cannot be, though its interval begins below ({low:.2f}).",
             arm.name,
         )
 

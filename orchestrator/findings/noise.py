@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from orchestrator.analysis.facts import Facts
 from orchestrator.analysis.results import Summary
 from orchestrator.findings.finding import Finding, finding
+from orchestrator.schema.suite import FEW_PROMPTS
 from orchestrator.stats import drifts
 
 
@@ -38,6 +39,13 @@ def findings(summary: Summary, facts: Facts) -> Iterator[Finding]:
             "The order takes out a steady change and not a sudden one.",
         )
     speedups = [point.speedup for point in points.values() if point.speedup]
+    fewest = min((found.n_prompts for found in speedups), default=FEW_PROMPTS)
+    if fewest < FEW_PROMPTS:
+        yield finding(
+            "few_prompts",
+            f"The speedups rest on {fewest} {'prompt' if fewest == 1 else 'prompts'}. With so few an interval is often "
+            f"narrow by luck, so no arm is called faster; a suite of {FEW_PROMPTS} or more can decide.",
+        )
     if speedups and not any(found.over_starts for found in speedups):
         yield finding(
             "starts_unknown",

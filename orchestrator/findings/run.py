@@ -34,7 +34,7 @@ def findings(summary: Summary, facts: Facts) -> Iterator[Finding]:
         yield finding(
             "unsteady_machine",
             f"Repeats of a prompt on the same arm differ by {spread:.2f}x in speed (median): something else was "
-            "running. The speeds of this run are rough; measure again when the machine is idle.",
+            "running. The speeds of this run are rough; measure again when the machine is idle, with reuse=false.",
         )
     if summary.embedded:
         yield finding(

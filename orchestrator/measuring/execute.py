@@ -58,12 +58,13 @@ def run(experiment: Experiment, plan: Plan, directory: Path) -> int:
     described = environment.describe()
     _write_setup(experiment, plan, described, directory)
     progress = _Progress()
-    todo = _adopt(plan.sessions, trials, progress)
+    todo = _adopt(plan.sessions, trials, progress, experiment.reuse)
     if progress.adopted:
         left = "." if any(todo.values()) else ": nothing is left to measure."
         _say(
             console,
-            f"{progress.adopted} of {len(plan.trials)} trials are measured already and not measured again{left}",
+            f"{progress.adopted} of {len(plan.trials)} trials are measured already and not measured again{left}"
+            " reuse=false measures them anew.",
         )
     with Interrupt() as interrupt, Display(console, _requests(plan.sessions, todo)) as display:
         try:
@@ -71,7 +72,7 @@ def run(experiment: Experiment, plan: Plan, directory: Path) -> int:
             while (longer := _next_round(experiment, plan, directory, described, progress, display)) is not None:
                 added, plan = longer.sessions[len(plan.sessions) :], longer
                 _write_setup(experiment, plan, described, directory)
-                todo = _adopt(added, trials, progress)
+                todo = _adopt(added, trials, progress, experiment.reuse)
                 display.expect(_requests(added, todo))
                 _measure_all(added, todo, trials, display, interrupt, progress)
             _probe_forks(experiment, plan, trials, display, interrupt)
@@ -94,13 +95,15 @@ def make_runner(arm: ArmConfig) -> Runner:
     raise ServerFailure("no_runner", f"runner={arm.runner.kind} is not there yet; runner=embedded is")
 
 
-def _adopt(sessions: Sequence[ServerSession], trials: Store, progress: _Progress) -> dict[int, list[Trial]]:
-    """Take over what earlier runs measured; returns what is left, by session."""
+def _adopt(
+    sessions: Sequence[ServerSession], trials: Store, progress: _Progress, reuse: bool
+) -> dict[int, list[Trial]]:
+    """Take over what earlier runs measured, unless all is wanted anew; returns what is left, by session."""
     todo: dict[int, list[Trial]] = {}
     for session in sessions:
         todo[session.index] = []
         for trial in session.trials:
-            found = trials.find(trial.key)
+            found = trials.find(trial.key) if reuse else None
             if found is None:
                 todo[session.index].append(trial)
                 continue

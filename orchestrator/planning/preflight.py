@@ -49,8 +49,8 @@ def check_machine(experiment: Experiment) -> None:
                 "runner=docker",
                 (f"a GPU is visible here ({seen}), so servers run in containers, but " if seen else "")
                 + "no Docker engine answers",
-                hint="start the engine (DOCKER_HOST names another), or measure the small target without the GPU: "
-                "runner=embedded",
+                hint="this release plans servers in containers (action=plan) but cannot start them yet; it measures "
+                "the small target without the GPU: runner=embedded",
             )
         if kind not in RUNNERS_OF_THIS_RELEASE:
             raise ConfigError(

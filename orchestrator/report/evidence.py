@@ -51,7 +51,7 @@ def drift(_: Arm, point: Point) -> str:
 
 def restarts(_: Arm, point: Point) -> str:
     """Standard deviation between server starts, one figure for all arms."""
-    return _of(point, lambda evidence: f"{evidence.restarts.sd:.1%}" if evidence.restarts else UNKNOWN)
+    return _of(point, lambda evidence: _sd(evidence.restarts.sd) if evidence.restarts else UNKNOWN)
 
 
 ROWS: tuple[tuple[str, Callable[[Arm, Point], str]], ...] = (
@@ -113,6 +113,11 @@ def _line(figure: str, found: Estimate, digits: int, more: str, factor: float = 
     return Interval(figure, value, low, high, found.n, f"prompts{more}")
 
 
+def _sd(sd: float) -> str:
+    """A spread that the noise of the requests explains is not one of 0."""
+    return f"{sd:.1%}" if sd else "not resolved"
+
+
 def _of(point: Point, cell: Callable[[Evidence], str]) -> str:
     return cell(point.evidence) if point.evidence else ABSENT
 
@@ -122,4 +127,4 @@ def _spread(value: float, low: float | None, high: float | None, digits: int, fa
     if low is None or high is None or not value:
         return shown
     share = max(high - value, value - low) / value
-    return f"{shown} ±{share:.{1 if share < 0.0995 else 0}%}"
+    return f"{shown} ±{share:.{1 if share < 0.0995 else 0}%}" if share <= 1 else f"{shown} ±>100%"

@@ -24,6 +24,8 @@ NOT_RUN = "not run"
 WITHHELD = "withheld"
 MANY_ARMS = 5
 EMBEDDED_TAG = "engine=embedded"
+UNDECIDED = ("few_prompts", "unsteady_machine", "busy_machine", "drift")
+"""Findings under which no arm is called faster than another: the interval does not hold what they say."""
 STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 
@@ -183,6 +185,8 @@ def duel(summary: Summary) -> str:
         return ""
     names = {arm.name: arm.title for arm in summary.arms}
     ours, theirs, told = names[lead.arm], names[lead.over], ratio(lead.ratio, "x")
+    if doubts := [finding.code for finding in summary.findings if finding.code in UNDECIDED]:
+        return f"No verdict between {ours} and {theirs}: {told}, but {', '.join(doubts)} (see above)."
     return f"{ours} over {theirs}: {told}." if lead.shown else f"{ours} is not shown to beat {theirs}: {told}."
 
 
@@ -210,8 +214,13 @@ def ratio(value: PairedRatio | None, unit: str = "") -> str:
     """``2.10 [1.95, 2.27]``; ``unit`` follows the ratio."""
     if value is None:
         return ABSENT
-    interval = f" [{value.low:.2f}, {value.high:.2f}]" if value.low is not None and value.high is not None else ""
-    return f"{value.ratio:.2f}{unit}{interval}"
+    if value.low is None or value.high is None:
+        return f"{value.ratio:.2f}{unit}"
+    low, high = (
+        ("<0.01" if value.low < 0.01 else f"{value.low:.2f}"),
+        (">100" if value.high > 100 else f"{value.high:.2f}"),
+    )
+    return f"{value.ratio:.2f}{unit} [{low}, {high}]"
 
 
 def step_cost(summary: Summary, point: Point) -> float | None:

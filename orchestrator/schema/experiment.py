@@ -11,7 +11,7 @@ from orchestrator.findings.catalogue import CATALOGUE, ERRORS
 from orchestrator.schema.base import Env, Flags, Model, Name, Strings
 from orchestrator.schema.place import Node, Runner, Tracking
 from orchestrator.schema.server import Attention, Drafter, Target, Verification
-from orchestrator.schema.suite import Load, Suite
+from orchestrator.schema.suite import FEW_PROMPTS, Load, Suite
 
 
 class ArmConfig(Model):
@@ -80,6 +80,8 @@ class Experiment(Model):
     """Findings of severity error that are known and accepted: they refuse nothing then."""
     order: Literal["abba", "once"]
     """``abba``: whole server sessions forwards, then backwards; ``once``: one start per arm, drift uncontrolled."""
+    reuse: bool = True
+    """Trials that an earlier run measured are taken over; False: everything is measured anew."""
     stop: Stop = Stop(rule="fixed", width=0.05, max_repeats=8)
     action: Literal["run", "plan", "log"]
     run_dir: str | None = None
@@ -124,6 +126,17 @@ class Experiment(Model):
         return self
 
     @model_validator(mode="after")
+    def _loads_can_be_reached(self) -> Self:
+        for name, arm in self.configs.items():
+            most, prompts = max(arm.load.concurrency or (1,)), len(arm.suite.prompts)
+            if most > prompts:
+                raise ValueError(
+                    f"load.concurrency: {most} requests are never in flight with suite={arm.suite.name}, of which a "
+                    f"pass has {prompts} (arm {name}); allowed: 1 to {prompts}"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _rounds_are_whole(self) -> Self:
         if self.stop.rule == "fixed":
             return self
@@ -133,6 +146,12 @@ class Experiment(Model):
         if len(repeats) > 1 or any(count % 2 for count in repeats):
             told = ", ".join(map(str, sorted(repeats)))
             raise ValueError(f"stop.rule: ci_width needs an even suite.repeats, the same in every arm, not {told}")
+        fewest = min((len(arm.suite.prompts) for arm in self.configs.values()), default=FEW_PROMPTS)
+        if fewest < FEW_PROMPTS:
+            raise ValueError(
+                f"stop.rule: ci_width needs {FEW_PROMPTS} prompts or more, the suite has {fewest}: with so few an "
+                "interval is often narrow by luck"
+            )
         if self.stop.max_repeats < max(repeats, default=0):
             raise ValueError(
                 f"stop.max_repeats: {self.stop.max_repeats} is below suite.repeats, which is {max(repeats)}"

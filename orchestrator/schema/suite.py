@@ -8,6 +8,10 @@ from pydantic import Field, field_validator, model_validator
 
 from orchestrator.schema.base import Model, Name, Strings
 
+FEW_PROMPTS = 6
+"""Below this many prompts an interval rests on so few differences that it is often narrow by luck: nothing is decided
+from it."""
+
 
 class Message(Model):
     role: Literal["system", "user", "assistant"]
