@@ -12,12 +12,15 @@ from pathlib import Path
 import pytest
 
 from orchestrator import cli, tracking
+from orchestrator.analysis.results import write_summary
+from orchestrator.analysis.summary import summarize
 from orchestrator.measuring import execute
 from orchestrator.measuring.store import ServerFacts, Store
 from orchestrator.paths import conf_dir
 from orchestrator.planning import hardware, preflight
 from orchestrator.planning.plan import Plan
 from orchestrator.schema import Experiment
+from tests import synthetic
 from tests.record_factory import record
 
 COMPARISON = ["suite=smoke_2", "name=one", '+arms.plain=["drafter=none"]', '+arms.ngram=["drafter=ngram"]']
@@ -343,7 +346,10 @@ def test_a_sweep_ends_with_its_summary_in_mlflow(
     failure: str | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(experiment: Experiment, plan: Plan, directory: Path) -> int:
-        ended(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        found = summarize(synthetic.records(), synthetic.facts())
+        config = {"command_line": list(experiment.command_line)}
+        write_summary(found.model_copy(update={"config": config}), directory / "summary.json")
         return 0
 
     measured = started(monkeypatch, run)
@@ -356,6 +362,13 @@ def test_a_sweep_ends_with_its_summary_in_mlflow(
     assert Path.cwd() / calls[0][1] == Path.cwd() / measured[-1][2].parent
     told = capsys.readouterr()
     assert "2 of 2 comparisons went well" in told.out, "an outage of MLflow is no failure of a comparison"
+    (folder,) = {directory.parent for _, _, directory in measured[2:]}
+    assert (folder / "multirun.yaml").is_file()
+    page = (folder / "sweep.md").read_text()
+    for block in (4, 6):
+        assert f"\ndrafter.block_size={block}\n" in told.out
+        assert f"| drafter.block_size={block} | dspine |" in page
+    assert "none is formed across comparisons" in told.out and "none is formed across comparisons" in page
     assert (failure or "at its address") in told.out + told.err
 
 

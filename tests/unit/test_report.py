@@ -16,7 +16,8 @@ from orchestrator.analysis import published
 from orchestrator.analysis.facts import ArmFacts
 from orchestrator.analysis.results import Summary
 from orchestrator.analysis.summary import summarize
-from orchestrator.report import plots, table
+from orchestrator.findings.finding import finding
+from orchestrator.report import plots, sweep, table
 from tests import synthetic
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,8 +89,8 @@ def test_the_page_holds_result_findings_prompts_and_how_it_was_made(written: Pat
         assert all(cell in page for cell in row.cells)
     for prompt in summary.prompts:
         assert prompt.prompt_id in page
-    for finding in summary.findings:
-        assert finding.text in page
+    for one in summary.findings:
+        assert one.text in page
     assert "--drafter dspine" in page
     assert "plain → dflash2 → dspine → dspine → dflash2 → plain" in page
 
@@ -266,7 +267,7 @@ def test_a_refused_comparison_has_no_verdict_anywhere(tmp_path: Path) -> None:
     assert "No verdict" in table.markdown(found) or "withheld" in table.markdown(found)
     assert projection.parent_tags(found)["refused"] == "unfair_precision"
     assert not any(name.startswith("speedup/") for name in projection.parent_metrics(found))
-    assert "withheld" in projection.sweep_table([found])
+    assert "withheld" in sweep.markdown([found])
 
 
 def test_a_lossy_arm_is_labelled_everywhere(tmp_path: Path) -> None:
@@ -279,7 +280,7 @@ def test_a_lossy_arm_is_labelled_everywhere(tmp_path: Path) -> None:
     assert "dspine (lossy)" in Page((report.write(found, tmp_path)[0]).read_text()).text
     assert projection.arm_tags(found, found.arms[2])["lossy"] == "true"
     assert "lossy" not in projection.arm_tags(found, found.arms[1])
-    assert "dspine (lossy)" in projection.sweep_table([found])
+    assert "dspine (lossy)" in sweep.markdown([found])
 
 
 def test_what_a_step_cost_stands_beside_tau_wherever_tau_does(summary: Summary, tmp_path: Path) -> None:
@@ -289,9 +290,9 @@ def test_what_a_step_cost_stands_beside_tau_wherever_tau_does(summary: Summary, 
         "of tokens proposed", "in a verify window of", "per token in the window", "ms per verification step",
         "relative to a plain step",
     ]  # fmt: skip
-    header, *lines = [line for line in projection.sweep_table([summary]).splitlines() if line.startswith("|")]
+    header, *lines = [line for line in sweep.markdown([summary]).splitlines() if line.startswith("|")]
     assert " tau | proposed | ms per step |" in header
-    assert {line.count("|") for line in (header, *lines)} == {10}
+    assert {line.count("|") for line in (header, *lines)} == {len(header.split("|")) - 1}
     metrics = projection.parent_metrics(summary)
     assert {f"{name}/dspine" for name in ("acceptance_length", "proposed_per_step", "step_ms")} <= set(metrics)
     loads = (1, 4)
@@ -336,3 +337,40 @@ def test_windows_that_vary_are_shown_as_shares(summary: Summary) -> None:
     text = Page(report.html.render(many, plots.draw(many))).text
     assert re.search(r"Verify windows of dspine.*window\s*2\s*4\s*share of steps\s*25%\s*75%", text, re.S)
     assert "Verify windows of dflash2" not in text
+
+
+def test_a_sweep_is_one_table_with_a_line_per_comparison_and_arm(summary: Summary) -> None:
+    shared = ["+experiment=synthetic", "suite=s"]
+    told = [
+        finding("unsteady_machine", "w"),
+        finding("tau_near_one", "w", "dspine"),
+        finding("tau_near_one", "again", "dspine"),
+        finding("cut_outputs", "a note"),
+    ]
+    four = summary.model_copy(update={"config": {"command_line": [*shared, "drafter.block_size=4"]}, "findings": told})
+    eight = summary.model_copy(update={"config": {"command_line": [*shared, "drafter.block_size=8"]}, "findings": []})
+    assert sweep.points([four, eight]) == ["drafter.block_size=4", "drafter.block_size=8"]
+    assert sweep.points([four]) == [four.experiment], "nothing sets it apart"
+    lines = sweep.text([four, eight]).splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == [
+        "drafter.block_size=4", "drafter.block_size=8", sweep.INSIDE,
+    ]  # fmt: skip
+    header, plain, dflash2, dspine = lines[0], *lines[2:5]
+    for name in ("speedup [95%]", "tau", "ms per step", "same tokens", "findings"):
+        assert name in header
+    assert plain.split()[0] == "plain" and plain.endswith("unsteady_machine"), "a finding of the whole comparison"
+    assert dspine.endswith("  tau_near_one") and dflash2.endswith("32/32"), "each name once, and no notes"
+    point = summary.arms[2].point
+    assert point is not None and point.speedup is not None and point.acceptance is not None
+    assert f"{table.ratio(point.speedup)}  {point.acceptance.tau:.2f}" in dspine
+    rows = [line for line in sweep.markdown([four, eight]).splitlines() if line.startswith("| drafter")]
+    assert [row.split(" | ")[:2] for row in rows] == [
+        [f"| drafter.block_size={block}", arm.name] for block in (4, 8) for arm in summary.arms
+    ]
+    assert sweep.INSIDE in sweep.markdown([four, eight])
+
+
+def test_a_sweep_s_table_shows_what_was_not_run(summary: Summary) -> None:
+    missing = summary.arms[2].model_copy(update={"points": [], "missing": "no weights"})
+    text = sweep.text([summary.model_copy(update={"arms": [*summary.arms[:2], missing]})])
+    assert re.search(r"^  dspine +not run +–", text, re.M)
