@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from runners.telemetry.gpu import Gpus
-from runners.telemetry.host import Host
-from runners.telemetry.processes import Processes
+from runners.telemetry.processes import Host, Processes
 
 SCHEMA = 1
 _DESCRIPTION = """Samples GPUs and processes and writes JSON lines to standard output.

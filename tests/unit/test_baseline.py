@@ -108,9 +108,56 @@ def test_a_model_whose_folder_is_elsewhere_has_no_config(tmp_path: Path) -> None
     assert model_config({"model_path": "by-name", "tokenizer_path": str(tmp_path)}) == {}
 
 
-def test_reading_memory_is_measured_within_reason() -> None:
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SPEC_ORCHESTRATOR_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+CPU = {"device": "cpu", "threads": 1, "internal_states": [{"memory_usage": {"weight": 0.01}}]}
+
+
+def test_reading_memory_is_measured_within_reason(cache: Path) -> None:
     assert 1e8 < read_bandwidth(32 * 2**20, 1) < 1e13, "bytes/s of a machine of this century"
-    identity = {"device": "cpu", "threads": 1, "internal_states": [{"memory_usage": {"weight": 0.01}}]}
-    ceiling = find(identity, [])
-    assert ceiling.bandwidth_source == "reading 64 MiB with 1 threads, best pass", "larger than a core's caches"
+    ceiling = find(CPU, [])
+    source = "reading 64 MiB with 1 threads, best of 1 measurement on this machine"
+    assert ceiling.bandwidth_source == source, "larger than a core's caches"
     assert ceiling.tok_s == ceiling_tok_s(0.01 * 2**30, ceiling.bandwidth_bytes_s or 0)
+
+
+def seen(monkeypatch: pytest.MonkeyPatch, bandwidth: float, **identity: Any) -> tuple[float | None, str]:
+    """What a start finds whose own measurement gives ``bandwidth``."""
+    monkeypatch.setattr(baseline, "read_bandwidth", lambda size, threads: bandwidth)
+    found = find(CPU | identity, [])
+    return found.bandwidth_bytes_s, found.bandwidth_source
+
+
+def test_the_best_bandwidth_that_a_machine_has_shown_counts(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert seen(monkeypatch, 20e9)[0] == 20e9
+    bandwidth, source = seen(monkeypatch, 2e9)
+    assert bandwidth == 20e9 and source.endswith("best of 2 measurements on this machine"), "others ran meanwhile"
+    assert seen(monkeypatch, 30e9) == (30e9, "reading 64 MiB with 1 threads, best of 3 measurements on this machine")
+    assert [path.name for path in cache.iterdir()] == ["bandwidth.json"], "nothing half written is left"
+
+
+def test_another_machine_or_number_of_threads_has_a_best_of_its_own(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen(monkeypatch, 20e9)
+    assert seen(monkeypatch, 10e9, threads=2)[0] == 10e9
+    monkeypatch.setattr(baseline.hardware, "cpu", lambda: baseline.hardware.Cpu("another", 4, 8))
+    assert seen(monkeypatch, 5e9) == (5e9, "reading 64 MiB with 1 threads, best of 1 measurement on this machine")
+    assert len(json.loads((cache / "bandwidth.json").read_text())) == 3
+
+
+@pytest.mark.parametrize("broken", ["", "[1]", '{"a": 1}', '{"a": {"best": "x", "times": 1}}', '{"a": {"best": 1}}'])
+def test_a_file_that_is_not_whole_is_begun_anew(cache: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    cache.mkdir()
+    (cache / "bandwidth.json").write_text(broken)
+    assert seen(monkeypatch, 7e9)[1].endswith("best of 1 measurement on this machine")
+    assert seen(monkeypatch, 6e9)[0] == 7e9
+
+
+def test_a_cache_that_cannot_be_written_costs_the_memory_only(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.write_text("a file where the folder should be")
+    assert seen(monkeypatch, 7e9)[0] == 7e9 and seen(monkeypatch, 6e9)[0] == 6e9

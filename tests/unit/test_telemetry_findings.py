@@ -22,7 +22,7 @@ from tests.telemetry_factory import tenths, write
 
 OWN = {
     "telemetry_missing", "telemetry_gaps", "throttled", "clocks_differ", "gpu_shared", "no_gpu_telemetry",
-    "weak_baseline", "baseline_handicapped", "above_ceiling",
+    "weak_baseline", "baseline_handicapped", "above_ceiling", "busy_machine",
 }  # fmt: skip
 Gpu = Callable[[float], dict[str, Any]]
 
@@ -147,6 +147,46 @@ def test_a_weak_plain_arm_is_found_and_an_impossible_one(observed: Callable[...,
     assert own(observed(ceiling=ceiling(0.63, plain))) == []
     (above,) = own(observed(ceiling=ceiling(1.2, plain)))
     assert above.code == "above_ceiling"
+
+
+def beside(others: float, cores: float = 0.2) -> dict[str, Any]:
+    """Options of an arm whose server and sampler used ``cores`` of two, its client 0.02, and strangers ``others``."""
+    return {
+        "server": lambda t: {"pids": [100], "rss_bytes": 1, "cpu_s": (cores - 0.01) * t},
+        "host": lambda t: {"busy_s": 50 + (cores + 0.02 + others) * t, "client_cpu_s": 0.02 * t},
+    }
+
+
+def test_a_busy_machine_is_told_once_for_all_arms(observed: Callable[..., Summary]) -> None:
+    summary = observed(engine="embedded", plain=beside(0.24), dflash2=beside(0.6), dspine=beside(1.0))
+    (found,) = own(summary)
+    assert (found.code, found.severity, found.arm) == ("busy_machine", "warning", None)
+    assert "which has 2, while it was measured (mean: dflash2 0.60 in 2 of 2 trials, dspine 1.00 in 2 of 2 trials)" in (
+        found.text
+    )
+    cells = next(row.cells for row in table.rows(summary) if row.label == "cores used by others")
+    assert cells == ["0.24", "0.60", "1.00"]
+    assert machine.trials(summary)[0]["others' cores"] == "0.24"
+
+
+def test_a_node_whose_gpu_serves_may_use_half_of_its_cores_for_others(observed: Callable[..., Summary]) -> None:
+    assert own(observed(plain=beside(0.95), dspine=beside(0.6))) == []
+    (found,) = own(observed(plain=beside(1.05)))
+    assert found.code == "busy_machine" and "(mean: plain 1.05 in 2 of 2 trials)" in found.text
+
+
+def test_records_that_do_not_know_the_node_are_no_idle_machine(observed: Callable[..., Summary]) -> None:
+    summary = observed(engine="embedded")
+    assert own(summary) == [] and "cores used by others" not in {row.label for row in table.rows(summary)}
+
+
+def test_a_plain_arm_is_not_blamed_for_a_busy_machine(observed: Callable[..., Summary]) -> None:
+    most = ceiling(0.3, observed())
+    busy, weak = own(observed(ceiling=most, engine="embedded", plain=beside(1.0)))
+    assert (busy.code, weak.code) == ("busy_machine", "weak_baseline")
+    assert "The machine was busy with other processes" in weak.text and "stronger plain arm" not in weak.text
+    (weak,) = own(observed(ceiling=most, engine="embedded", plain=beside(0.1)))
+    assert "a stronger plain arm would shrink every speedup" in weak.text
 
 
 def test_a_plain_arm_without_graphs_or_overlap_is_found(observed: Callable[..., Summary]) -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -18,7 +19,7 @@ import pytest
 from orchestrator.telemetry import sampler as module
 from orchestrator.telemetry.sampler import Sampler
 from orchestrator.telemetry.samples import read
-from runners.telemetry.processes import Processes
+from runners.telemetry.processes import Host, Processes
 
 ROOT = Path(__file__).parents[2]
 FAST = (*module.COMMAND, "--interval-ms", "20")
@@ -52,6 +53,8 @@ def test_it_samples_on_a_grid_says_what_it_costs_and_ends_with_its_input(tmp_pat
     costs = [line["cpu_s"] for line in found.lines]
     assert costs == sorted(costs) and costs[-1] > 0
     assert all(line["server"] is None for line in found.lines), "nothing is watched"
+    assert found.start["cores"] == psutil.cpu_count()
+    assert all(line["host"]["client_cpu_s"] > 0 for line in found.lines), "this process is the client"
 
 
 def test_on_one_machine_both_clocks_are_the_same(tmp_path: Path) -> None:
@@ -126,6 +129,28 @@ def test_without_psutil_the_reason_is_a_fact(monkeypatch: pytest.MonkeyPatch) ->
     processes.watch([1])
     assert processes.read() is None
     assert processes.absent == "psutil is not installed where the server runs"
+    assert Host(os.getpid()).cores is None and Host(os.getpid()).read() is None
+
+
+def test_the_node_is_as_busy_as_what_runs_on_it_and_the_client_is_told_apart() -> None:
+    host = Host(os.getpid())
+    before, own = host.read(), time.process_time()
+    burner = python(BURN)
+    assert burner.stdout is not None and burner.stdout.readline() == b"1\n"
+    after = host.read()
+    burner.communicate()
+    assert before is not None and after is not None and host.cores == psutil.cpu_count()
+    assert (after["busy_s"] or 0) - (before["busy_s"] or 0) >= 0.25, "0.3 s were burned; the node counts in ticks"
+    client = (after["client_cpu_s"] or 0) - (before["client_cpu_s"] or 0)
+    assert client == pytest.approx(time.process_time() - own, abs=0.03) and client < 0.25, "not its child's"
+
+
+def test_a_node_that_shows_zeros_or_no_client_is_no_idle_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "cpu_times", lambda: SimpleNamespace(_asdict=lambda: {"user": 0.0, "idle": 0.0}))
+    assert Host(os.getpid()).read() is None
+    monkeypatch.undo()
+    reading = Host(2**22 + 1).read()
+    assert reading is not None and reading["client_cpu_s"] is None and (reading["busy_s"] or 0) > 0
 
 
 def test_a_killed_sampler_costs_samples_and_nothing_else(tmp_path: Path) -> None:

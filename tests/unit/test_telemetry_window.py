@@ -78,6 +78,47 @@ def test_server_and_sampler_time_are_differences_over_the_window(tmp_path: Path)
     assert pooled.energy_j is None and pooled.vram_peak_bytes is None, "no GPU, no figure of one"
 
 
+@pytest.mark.parametrize(
+    ("busy", "client", "others"),
+    [
+        (1.9, 0.05, 0.34),  # the server 1.5, the sampler 0.01
+        (1.9, None, 0.39),  # a client on another machine
+        (1.5, 0.05, 0.0),  # ticks of the node that fell short
+    ],
+)
+def test_what_nobody_here_used_of_the_node_was_used_by_others(
+    tmp_path: Path, busy: float, client: float | None, others: float
+) -> None:
+    def host(t: float) -> dict[str, Any]:
+        return {"busy_s": 900 + busy * t, "client_cpu_s": None if client is None else 7 + client * t}
+
+    found = measured(write(tmp_path / "t.jsonl", tenths(0, 30), host=host))
+    assert found.others_cores == pytest.approx(others, abs=1e-9) and found.node_cores == 2
+    pooled = pool([found])
+    assert pooled is not None and pooled.cpu_others_mean == found.others_cores
+    assert figures(pooled)["cpu/cores_others_mean"] == found.others_cores
+
+
+def test_a_load_of_others_counts_only_while_it_was_measured(tmp_path: Path) -> None:
+    def host(t: float) -> dict[str, Any]:
+        return {"busy_s": 1.51 * t + max(0.0, t - 15.0), "client_cpu_s": 0.0}
+
+    found = measured(write(tmp_path / "t.jsonl", tenths(0, 30), host=host))
+    assert found.others_cores == pytest.approx(0.5, abs=1e-3), "a core from 15 to 20 s of 10 to 20 s"
+
+
+@pytest.mark.parametrize("lacks", ["host", "accounts", "server"])
+def test_what_others_used_is_unknown_where_a_part_of_it_is(tmp_path: Path, lacks: str) -> None:
+    """A record from before it was sampled, a node that does not account for its cores, a server that nobody watched."""
+    options: dict[str, Any] = {"host": lambda t: {"busy_s": 2 * t, "client_cpu_s": None}}
+    options |= {"host": None} if lacks == "host" else {}
+    options |= {"host": lambda t: None} if lacks == "accounts" else {}
+    options |= {"server": lambda t: None} if lacks == "server" else {}
+    found = measured(write(tmp_path / "t.jsonl", tenths(0, 30), **options))
+    pooled = pool([found])
+    assert found.others_cores is None and pooled is not None and pooled.cpu_others_mean is None
+
+
 def test_refused_fields_stay_unknown_and_the_others_stand(tmp_path: Path) -> None:
     refused = dict.fromkeys(("power_w", "energy_j", "sm_mhz", "processes", "reasons", "utilisation"))
     (gpu,) = measured(write(tmp_path / "t.jsonl", tenths(0, 30), lambda t: refused)).gpus
