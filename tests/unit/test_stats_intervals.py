@@ -34,6 +34,17 @@ def test_two_terms_lie_between_their_own_t_and_are_exact_where_one_rules() -> No
     assert half_width([Term(0.0, 15)]) == 0.0
 
 
+def test_a_term_of_variance_never_narrows_the_interval() -> None:
+    alone = [Term(1.0, 1)]
+    for variance in (0.01, 0.1, 1.0, 3.0, 30.0):
+        for df in (1, 3, 15):
+            two = [*alone, Term(variance, df)]
+            assert half_width(two) >= half_width(alone)
+            assert detectable(two) >= detectable(alone)
+            assert half_width([*two, Term(0.5, 100)]) >= half_width(two)
+    assert half_width([Term(1, 1), Term(1, 3)]) == pytest.approx(scipy_stats.t.ppf(0.975, 1))
+
+
 def test_detectable_effect_is_the_critical_value_and_the_power_in_standard_errors() -> None:
     expected = (scipy_stats.t.ppf(0.975, 15) + scipy_stats.t.ppf(0.8, 15)) * 0.05
     assert detectable([Term(0.05**2, 15)]) == pytest.approx(expected)
