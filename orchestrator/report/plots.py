@@ -7,11 +7,12 @@ drawn beside a measured bar.
 from __future__ import annotations
 
 import io
+import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from orchestrator.analysis.results import Arm, Point, Summary
+from orchestrator.analysis.results import Arm, Point, Published, Summary
 from orchestrator.report.table import EMBEDDED_TAG, categories
 
 if TYPE_CHECKING:
@@ -63,10 +64,10 @@ def draw(summary: Summary) -> list[Plot]:
          "Each faint dot is one prompt, the large dot their geometric mean, the bar its 95% interval. The diamond is "
          "tau: the speedup if a verification step cost no more than a plain step.", speedup),
         ("throughput", "Output tokens per second",
-         "End to end, prefill included; the line runs from the slowest to the fastest request. Hatched panels are "
-         "published figures of another machine, for orientation only: mind the axes.", throughput),
+         "End to end, prefill included; the line runs from the slowest to the fastest request." + _sources(summary),
+         throughput),
         ("acceptance_by_position", "Acceptance by draft position",
-         "Share of verification steps whose drafts were all correct up to this position. The area under a curve is "
+         "Share of verification steps whose drafts were all correct up to this position. The points of a curve sum to "
          "tau - 1.", acceptance),
         ("latency", "Latency", "Median, with a line up to the 90th percentile.", latency),
         ("by_concurrency", "By concurrency",
@@ -84,6 +85,24 @@ def draw(summary: Summary) -> list[Plot]:
                 figure.suptitle(f"{title}   {tag}", x=0.005, ha="left", fontsize=11, fontweight="bold", color=INK)
                 plots.append(Plot(stem, title, caption, svg, _bytes(figure, "png")))
     return plots
+
+
+def _sources(summary: Summary) -> str:
+    """Whose figures the hatched panels show; nothing without any."""
+    titles = [source.title for source in _with_speeds(summary)]
+    if not titles:
+        return ""
+    names = "; ".join(titles)
+    return f" Hatched panels are published figures of another machine ({names}), for orientation only: mind the axes."
+
+
+def _with_speeds(summary: Summary) -> list[Published]:
+    return [source for source in summary.published if any(arm.tok_s for arm in source.arms.values())]
+
+
+def three_digits(value: float) -> str:
+    """Three significant digits, and every digit before the point."""
+    return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}" if value > 0 else "0"
 
 
 def _bytes(figure: Figure, kind: str) -> bytes:
@@ -132,7 +151,7 @@ def throughput(summary: Summary) -> Figure | None:
     shown = _measured(summary)
     if not shown:
         return None
-    sources = [source for source in summary.published if any(arm.tok_s for arm in source.arms.values())]
+    sources = _with_speeds(summary)
     own = max(4.6, 1.0 * len(shown))
     figure, panels = _figure(own + 4.4 * len(sources), 4.3, widths=[own] + [4.4] * len(sources))
     groups = ["overall", *categories(summary)]
@@ -144,15 +163,18 @@ def throughput(summary: Summary) -> Figure | None:
     for axes, source in zip(panels[1:], sources, strict=True):
         tok_s = {name: arm.tok_s for name, arm in source.arms.items() if arm.tok_s}
         spans = {name: arm.tok_s_range for name, arm in source.arms.items() if arm.tok_s_range}
-        _bars(axes, tok_s, spans, groups, _colours(summary), hatch="////")
-        label = f"ANOTHER MACHINE, published: {source.machine}\n{textwrap.fill(source.setting, 62)}"
+        _bars(axes, tok_s, spans, groups, _colours(summary), hatch="////", label="{:g}".format)  # as published
+        label = "\n".join(
+            textwrap.fill(line, 62)
+            for line in (f"ANOTHER MACHINE, published: {source.title}", source.machine, source.setting)
+        )
         axes.set_title(label, loc="left", color=MUTED, fontsize=8.5)
         axes.set_facecolor("#f6f7f9")
     return figure
 
 
 def acceptance(summary: Summary) -> Figure | None:
-    """Joint acceptance by draft position; the area under each curve is tau - 1."""
+    """Joint acceptance by draft position; the points of each curve sum to tau - 1."""
     shown = [(arm, point, point.acceptance) for arm, point in _measured(summary) if point.acceptance]
     if not shown:
         return None
@@ -188,8 +210,9 @@ def latency(summary: Summary) -> Figure | None:
             if values.p50 is None:
                 continue
             axes.barh(row, 1000 * values.p50, height=0.6, color=_colours(summary)[arm.name])
-            axes.plot([1000 * values.p50, 1000 * values.p90], [row, row], color=INK, linewidth=1.2)
-            axes.annotate(f"{1000 * values.p50:.0f}", (1000 * max(values.p50, values.p90), row), (5, 0),
+            # below the number, which is the bar's and not that of the line's end
+            axes.plot([1000 * values.p50, 1000 * values.p90], [row + 0.24, row + 0.24], color=INK, linewidth=1.2)
+            axes.annotate(three_digits(1000 * values.p50), (1000 * values.p50, row), (4, 1),
                           textcoords="offset points", va="center", color=INK)  # fmt: skip
         axes.set_yticks(range(len(shown)), [arm.title for arm, _ in shown])
         axes.invert_yaxis()
@@ -232,6 +255,7 @@ def _bars(
     groups: list[str],
     colours: dict[str, str],
     hatch: str | None = None,
+    label: Callable[[float], str] = three_digits,
 ) -> None:
     """One cluster per arm, one bar per group; a group without a figure leaves its place empty."""
     width = 0.8 / len(groups)
@@ -247,7 +271,9 @@ def _bars(
             if hatch:
                 look = {"facecolor": "white", "edgecolor": colour, "hatch": hatch, "linewidth": 1}
             axes.bar(place, height, width=width * 0.92, **look)
-            axes.annotate(f"{height:.0f}", (place, height), (0, 3), textcoords="offset points", ha="center", fontsize=8)
+            axes.annotate(
+                three_digits(height), (place, height), (0, 3), textcoords="offset points", ha="center", fontsize=8
+            )
             if not many:  # there would be no room below the bars; their order is said instead
                 axes.annotate(group, (place, 0), (0, -4), textcoords="offset points", ha="center", va="top", fontsize=7,
                               color=MUTED)  # fmt: skip

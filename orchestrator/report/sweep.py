@@ -28,7 +28,7 @@ def text(summaries: Sequence[Summary]) -> str:
     def line(cells: Sequence[str]) -> str:
         return "  " + "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
 
-    lines = [line(_HEADER)]
+    lines = [_title(summaries), line(_HEADER)]
     for point, block in zip(points(summaries), blocks, strict=True):
         lines += [point, *map(line, block)]
     return "\n".join([*lines, INSIDE])
@@ -36,10 +36,8 @@ def text(summaries: Sequence[Summary]) -> str:
 
 def markdown(summaries: Sequence[Summary]) -> str:
     """The same as one Markdown table, with the point in its first column."""
-    tag = f" [{table.EMBEDDED_TAG}]" if summaries[0].embedded else ""
-    count = f"{len(summaries)} {'comparison' if len(summaries) == 1 else 'comparisons'}"
     lines = [
-        f"**{summaries[0].experiment}: {count}**{tag}",
+        f"**{_title(summaries)}**",
         "",
         f"| comparison | {' | '.join(_HEADER)} |",
         "| --- | --- |" + " ---: |" * (len(_HEADER) - 2) + " --- |",
@@ -49,6 +47,12 @@ def markdown(summaries: Sequence[Summary]) -> str:
             cells = [cell.replace("|", "\\|") for cell in (point, *_cells(summary, arm))]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, "", INSIDE])
+
+
+def _title(summaries: Sequence[Summary]) -> str:
+    tag = f" [{table.EMBEDDED_TAG}]" if any(summary.embedded for summary in summaries) else ""
+    count = f"{len(summaries)} {'comparison' if len(summaries) == 1 else 'comparisons'}"
+    return f"{summaries[0].experiment}: {count}{tag}"
 
 
 def _cells(summary: Summary, arm: Arm) -> tuple[str, ...]:

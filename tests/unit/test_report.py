@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from matplotlib.patches import Rectangle
+from matplotlib.text import Annotation
 from rich.console import Console
 
 from orchestrator import projection, report
@@ -351,7 +353,8 @@ def test_a_sweep_is_one_table_with_a_line_per_comparison_and_arm(summary: Summar
     eight = summary.model_copy(update={"config": {"command_line": [*shared, "drafter.block_size=8"]}, "findings": []})
     assert sweep.points([four, eight]) == ["drafter.block_size=4", "drafter.block_size=8"]
     assert sweep.points([four]) == [four.experiment], "nothing sets it apart"
-    lines = sweep.text([four, eight]).splitlines()
+    title, *lines = sweep.text([four, eight]).splitlines()
+    assert title == f"{summary.experiment}: 2 comparisons [{table.EMBEDDED_TAG}]"
     assert [line for line in lines if not line.startswith(" ")] == [
         "drafter.block_size=4", "drafter.block_size=8", sweep.INSIDE,
     ]  # fmt: skip
@@ -374,3 +377,53 @@ def test_a_sweep_s_table_shows_what_was_not_run(summary: Summary) -> None:
     missing = summary.arms[2].model_copy(update={"points": [], "missing": "no weights"})
     text = sweep.text([summary.model_copy(update={"arms": [*summary.arms[:2], missing]})])
     assert re.search(r"^  dspine +not run +–", text, re.M)
+
+
+def test_the_median_stands_at_its_bar_and_not_at_the_end_of_the_line_to_p90(summary: Summary) -> None:
+    figure = plots.latency(summary)
+    assert figure is not None
+    for axes in figure.axes:
+        bars = [bar.get_width() for bar in axes.patches if isinstance(bar, Rectangle)]
+        assert [label.xy[0] for label in axes.texts if isinstance(label, Annotation)] == bars
+        assert [label.get_text() for label in axes.texts] == [plots.three_digits(bar) for bar in bars]
+
+
+@pytest.mark.parametrize(
+    ("value", "told"), [(0.04567, "0.0457"), (3.4, "3.40"), (31.57, "31.6"), (128.6, "129"), (1234.5, "1234"), (0, "0")]
+)
+def test_figures_in_plots_have_three_significant_digits(value: float, told: str) -> None:
+    assert plots.three_digits(value) == told
+
+
+def test_throughput_names_who_published_and_has_three_digits(summary: Summary) -> None:
+    figure = plots.throughput(summary)
+    assert figure is not None
+    own, other = figure.axes
+    assert synthetic.PUBLISHED.title in other.get_title(loc="left")
+    assert synthetic.PUBLISHED.machine in other.get_title(loc="left")
+    speeds = {
+        plots.three_digits(arm.point.output_tok_s) for arm in summary.arms if arm.point and arm.point.output_tok_s
+    }
+    assert speeds <= {label.get_text() for label in own.texts}
+    assert "33" in {label.get_text() for label in other.texts}, "no digit that was not published"
+    plot = next(plot for plot in plots.draw(summary) if plot.stem == "throughput")
+    assert synthetic.PUBLISHED.title in plot.caption
+    without = plots.draw(summary.model_copy(update={"published": []}))
+    assert "ublished" not in next(plot for plot in without if plot.stem == "throughput").caption
+
+
+def test_a_speedup_that_may_be_none_is_grey_in_its_card(summary: Summary) -> None:
+    arm = summary.arms[1]
+    point = arm.point
+    assert point is not None and point.speedup is not None
+    for low, high, grey in (
+        (0.9, 2.3, True),
+        (1.0, 2.3, True),
+        (1.01, 2.3, False),
+        (0.5, 0.9, False),
+        (None, None, True),
+    ):
+        ratio = point.speedup.model_copy(update={"low": low, "high": high})
+        changed = arm.model_copy(update={"points": [point.model_copy(update={"speedup": ratio})]})
+        found = summary.model_copy(update={"arms": [summary.arms[0], changed], "lead": None})
+        assert ('class="big open"' in report.html.render(found, [])) == grey, (low, high)
