@@ -6,6 +6,8 @@ launchers) hides failures. Each job writes what became of it into its folder ins
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import sys
 import traceback
@@ -28,6 +30,7 @@ from orchestrator.schema.place import Tracking
 
 OUTCOME = "outcome.json"
 _SIGNALLED = 128
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _SHOWN = 5
 """Run directories that are named where one is missing."""
 
@@ -61,7 +64,8 @@ def task(_: DictConfig) -> int:
         print(f"\ncomparison {settings.job.num}: {_told(overrides)}", flush=True)
     code, error = _measure(overrides, directory, sweep)
     result = {"code": code, "error": error, "overrides": overrides}
-    (directory / OUTCOME).write_text(json.dumps(result, indent=1) + "\n")
+    with contextlib.suppress(OSError):  # a full disk, which was told; a sweep counts the comparison as lost
+        (directory / OUTCOME).write_text(json.dumps(result, indent=1) + "\n")
     if code >= _SIGNALLED:
         raise SystemExit(code)
     return code
@@ -81,6 +85,13 @@ def _measure(overrides: Sequence[str], directory: Path, sweep: str | None) -> tu
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2, str(error)
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            traceback.print_exc()
+            return 1, f"{type(error).__name__}: {error}"
+        told = f"no room left on the disk of {directory}; trials that had ended are kept"
+        print(f"error: {told}\n  hint: make room, then the same command measures what is left", file=sys.stderr)
+        return 1, told
     except Exception as error:
         traceback.print_exc()
         return 1, f"{type(error).__name__}: {error}"

@@ -48,10 +48,10 @@ def log(summary: Summary, experiment: Experiment, directory: Path) -> str | None
 def replay(directory: Path, uri: str) -> str:
     """Log a run directory, or a sweep's with all its comparisons, that MLflow did not get; returns how to browse it."""
     if (directory / "summary.json").is_file():
-        return project(read_summary(directory / "summary.json"), uri, directory)
+        return project(_summary(directory), uri, directory)
     runs = _comparisons(directory)
     for run in runs:
-        project(read_summary(run / "summary.json"), uri, run)
+        project(_summary(run), uri, run)
     return log_sweep(directory, uri)
 
 
@@ -83,7 +83,7 @@ def project(summary: Summary, uri: str, directory: Path) -> str:
 def log_sweep(directory: Path, uri: str) -> str:
     """One summary run over the comparisons of a multirun, named as its folder: a table of all, and their headline
     figures stepped by their place in it. Ratios stay inside their comparisons. Returns how to browse it."""
-    summaries = [read_summary(run / "summary.json") for run in _comparisons(directory)]
+    summaries = [_summary(run) for run in _comparisons(directory)]
     first = summaries[0]
     with _failures(uri, directory):
         client = _client(uri)
@@ -100,6 +100,15 @@ def log_sweep(directory: Path, uri: str) -> str:
         worst = next((summary.status for summary in summaries if summary.status != "finished"), "finished")
         client.set_terminated(run, _STATUS[worst], _ms(finished))
         return _where(uri, experiment_id)
+
+
+def _summary(run: Path) -> Summary:
+    """Raises TrackingFailure for a summary that is damaged or of another version."""
+    try:
+        return read_summary(run / "summary.json")
+    except ValueError as error:
+        told = str(error).splitlines()[0]
+        raise TrackingFailure(f"{run / 'summary.json'} is damaged or of another version ({told})") from error
 
 
 def _comparisons(directory: Path) -> list[Path]:

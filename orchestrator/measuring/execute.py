@@ -60,7 +60,8 @@ def run(experiment: Experiment, plan: Plan, directory: Path) -> int:
     progress = _Progress()
     todo = _adopt(plan.sessions, trials, progress, experiment.reuse)
     if progress.adopted:
-        left = "." if any(todo.values()) else ": nothing is left to measure."
+        fixed = experiment.stop.rule == "fixed"  # else more repeats may be wanted
+        left = "." if any(todo.values()) or not fixed else ": nothing is left to measure."
         _say(
             console,
             f"{progress.adopted} of {len(plan.trials)} trials are measured already and not measured again{left}"

@@ -47,6 +47,12 @@ ARM_KEYS = tuple(name for name in ArmConfig.model_fields if name not in ("name",
 ARM_GROUPS = tuple(name for name in ARM_KEYS if name not in ("seed", "server_args", "env"))
 """Those of them that are config groups."""
 
+_SHARED = ("suite", "load")
+"""Arm keys that say what is sent: pairs are formed over them, so that no comparison is one between two of them."""
+
+VARYING = tuple(name for name in ARM_KEYS if name not in _SHARED)
+"""What ``varies`` may name, with their parts."""
+
 
 class Stop(Model):
     """When a comparison has enough repeats."""
@@ -75,17 +81,18 @@ class Experiment(Model):
     baseline: Name
     """The arm that speedups and losslessness refer to."""
     varies: Strings
-    """Config keys that may differ between arms; what else differs is a finding."""
+    """Config keys that may differ between arms; what else differs is a finding. None of them is of ``suite`` or ``load``:
+    answers are compared prompt by prompt, under one load."""
     allow: Strings = ()
     """Findings of severity error that are known and accepted: they refuse nothing then."""
     order: Literal["abba", "once"]
     """``abba``: whole server sessions forwards, then backwards; ``once``: one start per arm, drift uncontrolled."""
-    reuse: bool = True
-    """Trials that an earlier run measured are taken over; False: everything is measured anew."""
     stop: Stop = Stop(rule="fixed", width=0.05, max_repeats=8)
     action: Literal["run", "plan", "log"]
     run_dir: str | None = None
     """What ``action=log`` logs: the directory of a comparison or of a sweep."""
+    reuse: bool = True
+    """Trials that an earlier run measured are taken over; False: everything is measured anew."""
     output: str
     """Root folder of results; what is measured is found again under it."""
     allow_missing_arms: bool
@@ -99,10 +106,16 @@ class Experiment(Model):
     @classmethod
     def _keys_of_an_arm(cls, varies: tuple[str, ...]) -> tuple[str, ...]:
         for key in varies:
-            if (top := key.partition(".")[0]) not in ARM_KEYS:
-                near = nearest(top, ARM_KEYS)
+            top = key.partition(".")[0]
+            if top in _SHARED:
                 raise ValueError(
-                    f"'{key}' is not a key that arms can differ in; allowed: {', '.join(ARM_KEYS)} and their parts"
+                    f"'{key}' cannot vary: arms are compared prompt by prompt, under one load, so {' and '.join(_SHARED)} "
+                    f"are the same in all of them; a sweep makes one comparison per value: -m {key}=VALUE1,VALUE2"
+                )
+            if top not in VARYING:
+                near = nearest(top, VARYING)
+                raise ValueError(
+                    f"'{key}' is not a key that arms can differ in; allowed: {', '.join(VARYING)} and their parts"
                     + (f"; nearest: {near}" if near else "")
                 )
         return varies
@@ -165,5 +178,13 @@ class Experiment(Model):
             raise ValueError(
                 f"baseline: '{self.baseline}' is not an arm; arms: {', '.join(self.arms)}"
                 + (f"; nearest: {near}" if near else "")
+            )
+        config = self.configs.get(self.baseline)
+        if config is not None and config.drafter.speculates:
+            plain = [name for name, arm in self.configs.items() if not arm.drafter.speculates]
+            raise ValueError(
+                f"baseline: '{self.baseline}' drafts (drafter={config.drafter.name}); speedups and losslessness refer to "
+                "decoding without a drafter, so the baseline is an arm with drafter=none"
+                + (f"; allowed: {', '.join(plain)}" if plain else ': +arms.NAME=["drafter=none"] baseline=NAME')
             )
         return self

@@ -347,9 +347,9 @@ def test_warm_up_touches_every_category_first() -> None:
 
 
 def test_warm_up_fills_a_batch_unless_it_is_off(tmp_path: Path) -> None:
-    _, plan = comparison(tmp_path, arm("plain", suite(), load((8,))))
+    _, plan = comparison(tmp_path, arm("plain", suite(8), load((8,))))
     trial = plan.trials[0]
-    assert warmup_count(trial, suite()) == 8
+    assert warmup_count(trial, suite(8)) == 8
     off = trial.load.model_copy(update={"warmup_requests": 0})
     assert warmup_count(type(trial)("k", "plain", 0, 0, off, 0), suite()) == 0
 
@@ -368,3 +368,17 @@ def test_a_runner_of_a_later_version_is_refused_by_name() -> None:
     attach = AttachRunner(kind="attach", url="http://localhost:1", ready_timeout_s=1.0, start_s=1.0)
     with pytest.raises(ServerFailure, match="runner=attach"):
         execute.make_runner(arm("plain", suite(), load(), runner=attach))
+
+
+def test_reuse_false_measures_anew_and_becomes_what_is_found(
+    tmp_path: Path, world: World, arms: list[ArmConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, arms)
+    starts = len(world.starts)
+    experiment, plan = comparison(tmp_path, *arms)
+    assert execute.run(experiment.model_copy(update={"reuse": False}), plan, tmp_path / "anew") == 0
+    assert len(world.starts) == 2 * starts
+    assert "measured already" not in capsys.readouterr().out
+    run(tmp_path, arms, "third")
+    entries, _ = store.load(tmp_path / "third")
+    assert {entry.source for entry in entries} == {"../anew"}

@@ -31,7 +31,7 @@ WIDTH = Stop(rule="ci_width", width=0.05, max_repeats=6)
 
 
 def experiment(*names: str, stop: Stop = WIDTH, repeats: int = 2, points: tuple[int, ...] = (1,)) -> Experiment:
-    arms = [plan_factory.arm(name, plan_factory.suite(repeats=repeats), plan_factory.load(points)) for name in names]
+    arms = [plan_factory.arm(name, plan_factory.suite(6, repeats=repeats), plan_factory.load(points)) for name in names]
     return with_stop(plan_factory.comparison(Path("runs"), *arms)[0], stop)
 
 
@@ -127,7 +127,7 @@ def run(tmp_path: Path, name: str, decisions: Sequence[Decision], monkeypatch: p
     said = iter(decisions)
     monkeypatch.setattr(execute, "decide", lambda *_: next(said))
     arms: list[ArmConfig] = [
-        plan_factory.arm(name, plan_factory.suite(), plan_factory.load()) for name in ("plain", "ngram")
+        plan_factory.arm(name, plan_factory.suite(6), plan_factory.load()) for name in ("plain", "ngram")
     ]
     given, plan = plan_factory.comparison(tmp_path, *arms)
     return execute.run(with_stop(given, WIDTH), plan, tmp_path / name)

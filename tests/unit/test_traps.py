@@ -187,9 +187,9 @@ def test_warm_up_smaller_than_the_batch_cannot_be_and_none_at_all_is_told(
     run: list[RequestRecord], tmp_path: Path
 ) -> None:
     _, plan = plan_factory.comparison(
-        tmp_path, plan_factory.arm("plain", plan_factory.suite(), plan_factory.load((64,)))
+        tmp_path, plan_factory.arm("plain", plan_factory.suite(64), plan_factory.load((64,)))
     )
-    assert warmup_count(plan.trials[0], plan_factory.suite()) == 64
+    assert warmup_count(plan.trials[0], plan_factory.suite(64)) == 64
     facts = synthetic.facts()
     cold = summarize(run, replace(facts, setting={**facts.setting, "warm_up": False}))
     assert found(cold, "cold_start") == [("warning", None)]
