@@ -271,9 +271,7 @@ def _bars(
             if hatch:
                 look = {"facecolor": "white", "edgecolor": colour, "hatch": hatch, "linewidth": 1}
             axes.bar(place, height, width=width * 0.92, **look)
-            axes.annotate(
-                three_digits(height), (place, height), (0, 3), textcoords="offset points", ha="center", fontsize=8
-            )
+            axes.annotate(label(height), (place, height), (0, 3), textcoords="offset points", ha="center", fontsize=8)
             if not many:  # there would be no room below the bars; their order is said instead
                 axes.annotate(group, (place, 0), (0, -4), textcoords="offset points", ha="center", va="top", fontsize=7,
                               color=MUTED)  # fmt: skip
