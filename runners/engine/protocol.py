@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -60,6 +60,7 @@ class _OpenAIBody(BaseModel):
     seed: int | None = None
     stream: bool = False
     stream_options: dict[str, Any] | None = None
+    return_spec_tokens_details: bool = False
     rid: str | None = None
     # What would change the answer and is not served is refused instead of passed over.
     n: int = Field(default=1, ge=1, le=1)
@@ -74,10 +75,12 @@ class _OpenAIBody(BaseModel):
 class _ChatBody(_OpenAIBody):
     messages: list[dict[str, Any]] = Field(min_length=1)
     chat_template_kwargs: dict[str, Any] | None = None
+    return_output_ids_in_sglext: bool = False
 
 
 class _CompletionBody(_OpenAIBody):
     prompt: str | list[int]
+    return_token_ids: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,10 @@ class Ask:
     model: str | None = None
     include_usage: bool = False
     continuous_usage: bool = False
+    spec_details: bool = False
+    """The counters of speculation are wanted, in ``sglext``."""
+    output_ids: bool = False
+    """Token ids are wanted: of a chat in ``sglext``, of a completion in its choices."""
 
 
 @dataclass(frozen=True)
@@ -135,17 +142,19 @@ def parse_chat(body: Any, tokenizer: Tokenizer, limits: Limits) -> Ask:
         prompt = tokenizer.encode_chat(messages, parsed.chat_template_kwargs)
     except ValueError as error:
         raise BadRequest(str(error)) from error
-    return _openai_ask(parsed, limits, prompt, default_tokens=None)
+    return _openai_ask(parsed, limits, prompt, default_tokens=None, output_ids=parsed.return_output_ids_in_sglext)
 
 
 def parse_completion(body: Any, tokenizer: Tokenizer, limits: Limits) -> Ask:
     """Body of ``POST /v1/completions``. Raises BadRequest."""
     parsed = _validate(_CompletionBody, body)
     prompt = tokenizer.encode(parsed.prompt) if isinstance(parsed.prompt, str) else parsed.prompt
-    return _openai_ask(parsed, limits, prompt, default_tokens=16)
+    return _openai_ask(parsed, limits, prompt, default_tokens=16, output_ids=parsed.return_token_ids)
 
 
-def _openai_ask(parsed: _OpenAIBody, limits: Limits, prompt: list[int], default_tokens: int | None) -> Ask:
+def _openai_ask(
+    parsed: _OpenAIBody, limits: Limits, prompt: list[int], default_tokens: int | None, output_ids: bool
+) -> Ask:
     if parsed.logprobs:
         raise BadRequest("logprobs is not served here; use /generate with return_logprob.")
     sampling = _sampling(
@@ -156,9 +165,10 @@ def _openai_ask(parsed: _OpenAIBody, limits: Limits, prompt: list[int], default_
         parsed.seed,
     )
     tokens = parsed.max_completion_tokens or parsed.max_tokens or default_tokens
-    return _ask(
+    ask = _ask(
         parsed, limits, prompt, sampling, tokens, parsed, model=parsed.model, options=parsed.stream_options or {}
     )
+    return replace(ask, spec_details=parsed.return_spec_tokens_details, output_ids=output_ids)
 
 
 def _ask(
@@ -267,6 +277,15 @@ class Snapshot:
         return Snapshot(self.text, self.ids, self.prompt_tokens, meta, finish)
 
     @property
+    def spec_details(self) -> dict[str, Any] | None:
+        """The counters as ``sglext`` has them, a list that was not kept being empty; None before the first step."""
+        if "spec_verify_ct" not in self.meta_info:
+            return None
+        return {"spec_cap_lens_histogram": []} | {
+            key: value for key, value in self.meta_info.items() if key.startswith("spec_")
+        }
+
+    @property
     def usage(self) -> dict[str, Any]:
         done = len(self.ids)
         return {
@@ -288,7 +307,7 @@ class OpenAIWriter:
 
     def __init__(self, rid: str, model: str, chat: bool, ask: Ask) -> None:
         self._head = {"id": rid, "created": int(time.time()), "model": model}
-        self._chat, self._ask, self._opened, self._sent = chat, ask, False, 0
+        self._chat, self._ask, self._opened, self._sent, self._ids = chat, ask, False, 0, 0
 
     def whole(self, last: Snapshot) -> dict[str, Any]:
         message = {"role": "assistant", "content": last.text, "reasoning_content": None, "tool_calls": None}
@@ -296,9 +315,10 @@ class OpenAIWriter:
         return {
             **self._head,
             "object": "chat.completion" if self._chat else "text_completion",
-            "choices": [{"index": 0, **part, **self._end(last)}],
+            "choices": [{"index": 0, **part, **self._token_ids(last), **self._end(last)}],
             "usage": last.usage,
             "metadata": {"weight_version": "default"},
+            **self._extension(last),
         }
 
     def chunks(self, snapshot: Snapshot) -> list[dict[str, Any]]:
@@ -313,15 +333,32 @@ class OpenAIWriter:
             parts.append(self._chunk([{"index": 0, "delta": first, **none}]))
         delta = snapshot.text[self._sent :]
         self._sent += len(delta)
-        if delta:
+        # Tokens without a text of their own yet: a completion tells of them, a chat where it counts tokens per chunk.
+        if delta or (len(snapshot.ids) > self._ids and (not self._chat or self._ask.continuous_usage)):
             piece = {"delta": {"reasoning_content": None, "content": delta}} if self._chat else {"text": delta}
-            parts.append(self._chunk([{"index": 0, **piece, **none}], **usage))
+            parts.append(self._chunk([{"index": 0, **piece, **self._token_ids(snapshot), **none}], **usage))
         if snapshot.finish is not None:
             piece = {"delta": {"reasoning_content": None}} if self._chat else {"text": ""}
             parts.append(self._chunk([{"index": 0, **piece, **self._end(snapshot)}], **usage))
+            if extension := self._extension(snapshot):
+                parts.append(self._chunk([], **extension))
             if self._ask.include_usage:
                 parts.append(self._chunk([], usage=snapshot.usage))
         return parts
+
+    def _token_ids(self, snapshot: Snapshot) -> dict[str, Any]:
+        """Of a completion, those that were not sent yet."""
+        new, self._ids = snapshot.ids[self._ids :], len(snapshot.ids)
+        return {"token_ids": new} if self._ask.output_ids and not self._chat else {}
+
+    def _extension(self, last: Snapshot) -> dict[str, Any]:
+        """What SGLang adds to an answer as a whole, if it was asked for; token ids are a list per choice."""
+        told: dict[str, Any] = {}
+        if self._ask.spec_details and (details := last.spec_details) is not None:
+            told["spec_tokens_details"] = details
+        if self._ask.output_ids and self._chat:
+            told["output_ids"] = [last.ids]
+        return {"sglext": told} if told else {}
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         kind = "chat.completion.chunk" if self._chat else "text_completion"

@@ -16,6 +16,10 @@ from typing import Any
 
 import pytest
 
+from orchestrator.analysis.acceptance import disagreement
+from orchestrator.load.loops import closed_loop
+from orchestrator.load.request import Limits, Request, Sampling
+from orchestrator.measuring.records import RequestRecord
 from runners.engine.arguments import EXIT_BAD_ARGUMENTS, EXIT_LOAD_FAILED, EXIT_PORT_IN_USE
 from tests import tiny_llama
 from tests.engine_process import START_S, Engine, free_port, launch, running
@@ -144,6 +148,24 @@ def test_chat_and_completions(engine: Engine) -> None:
     assert chunks[-1]["usage"] == whole["usage"]
     status, whole = in_loop(post(engine, "/v1/completions", {"prompt": PROMPT, "max_tokens": 4, "temperature": 0}))
     assert status == 200 and whole["object"] == "text_completion"
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+def test_openai_endpoints_bring_counters_and_token_ids_to_the_load_client(drafting: Engine, endpoint: Any) -> None:
+    request = Request(
+        text=PROMPT, sampling=Sampling(64, ignore_eos=True), trial_key="t", arm="ngram", session_index=0,
+        phase="measure", prompt_id="p", category="c", repeat=0, endpoint=endpoint, model="tiny",
+        messages=({"role": "user", "content": PROMPT},),
+    )  # fmt: skip
+    kept: list[RequestRecord] = []
+    in_loop(closed_loop(drafting.url, [request], 1, Limits(START_S, START_S), kept.append))
+    (record,) = kept
+    assert (record.outcome, record.error) == ("ok", None)
+    assert len(record.output_ids) == record.completion_tokens == 64
+    assert record.spec is not None and record.spec.spec_verify_ct > 0
+    assert disagreement(record) is None, "a chunk for every step, also for one whose tokens have no text yet"
+    if endpoint == "completions":
+        assert record.output_ids == generate(drafting, 64)["output_ids"]
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,45 @@ def test_completions_carry_text(tokenizer: Tokenizer) -> None:
     assert whole["choices"][0]["finish_reason"] == "length"
 
 
+COUNTERS = {"spec_verify_ct": 1, "spec_num_correct_drafts": 1, "spec_num_proposed_drafts": 3}
+
+
+def speculated(text: str, tokens: int, finish: Finish | None = None) -> Snapshot:
+    return Snapshot(text, list(range(tokens)), 4, {"id": "r"} | (COUNTERS if finish else {}), finish)
+
+
+def test_a_chat_tells_counters_and_token_ids_in_sglext_where_asked(tokenizer: Tokenizer) -> None:
+    wants = {"return_spec_tokens_details": True, "return_output_ids_in_sglext": True}
+    ask = chat(tokenizer, stream=True, stream_options={"include_usage": True}, **wants)
+    writer = OpenAIWriter("r", "m", True, ask)
+    parts = [*writer.chunks(speculated("a", 1)), *writer.chunks(speculated("abc", 3, Finish("length")))]
+    extension = {"spec_tokens_details": COUNTERS | {"spec_cap_lens_histogram": []}, "output_ids": [[0, 1, 2]]}
+    assert [part.get("sglext") for part in parts] == [None] * (len(parts) - 2) + [extension, None]
+    assert parts[-2]["choices"] == [] and parts[-1]["usage"]["completion_tokens"] == 3
+    last = speculated("abc", 3, Finish("length"))
+    assert OpenAIWriter("r", "m", True, ask).whole(last)["sglext"] == extension
+    assert "sglext" not in OpenAIWriter("r", "m", True, chat(tokenizer)).whole(last)
+    plain = OpenAIWriter("r", "m", True, chat(tokenizer, return_spec_tokens_details=True))
+    assert "sglext" not in plain.whole(snapshot("abc", 3, Finish("length"))), "no verification step, no counters"
+
+
+def test_a_completion_tells_the_token_ids_of_every_chunk_where_asked(tokenizer: Tokenizer) -> None:
+    body = {"prompt": [5, 6], "max_tokens": 4, "return_spec_tokens_details": True, "return_token_ids": True}
+    ask = protocol.parse_completion(body, tokenizer, LIMITS)
+    writer = OpenAIWriter("r", "m", False, ask)
+    parts = [
+        *writer.chunks(speculated("a", 1)),
+        *writer.chunks(speculated("a", 2)),  # no text of its own yet
+        *writer.chunks(speculated("abcd", 4, Finish("length"))),
+    ]
+    choices = [choice for part in parts for choice in part["choices"]]
+    assert [choice.get("token_ids") for choice in choices] == [[0], [1], [2, 3], None]
+    assert "".join(choice["text"] for choice in choices) == "abcd"
+    assert parts[-1]["sglext"]["spec_tokens_details"]["spec_verify_ct"] == 1 and len(parts) == 5
+    whole = OpenAIWriter("r", "m", False, ask).whole(speculated("abcd", 4, Finish("length")))
+    assert whole["choices"][0]["token_ids"] == [0, 1, 2, 3]
+
+
 def test_finish_reasons_have_sglangs_shape() -> None:
     assert Finish("length").as_json(7) == {"type": "length", "length": 7}
     assert Finish("stop", matched="x").as_json(7) == {"type": "stop", "matched": "x"}
