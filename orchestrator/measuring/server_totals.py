@@ -115,7 +115,9 @@ def check(trials: Iterable[tuple[Sequence[RequestRecord], TrialTotals]]) -> Serv
         own_steps = sum(record.spec.spec_verify_ct for record in well if record.spec)
         own_tokens = sum(record.completion_tokens or 0 for record in well)
         lost = len(records) - len(well)
-        disagreements += _count_problems(totals, own_steps, own_tokens, lost)
+        # Requests without any counters are no count of zero steps: whether they should have some is judged elsewhere.
+        told_steps = own_steps if any(record.spec for record in well) else None
+        disagreements += _count_problems(totals, told_steps, own_tokens, lost)
         taus = [tau for tau in totals.after.rank_tau if tau is not None]
         if taus and own_steps:
             ranks = max(ranks, len(taus))
@@ -141,14 +143,14 @@ def check(trials: Iterable[tuple[Sequence[RequestRecord], TrialTotals]]) -> Serv
     )
 
 
-def _count_problems(totals: TrialTotals, steps: int, tokens: int, lost: int) -> list[str]:
+def _count_problems(totals: TrialTotals, steps: int | None, tokens: int, lost: int) -> list[str]:
     problems = []
     for name, label, own in (
         ("verify_steps", "verification steps", steps),
         ("output_tokens", "output tokens", tokens),
     ):
         server = _difference(totals.before, totals.after, name)
-        if server is None:
+        if server is None or own is None:
             continue
         if server < own * (1 - COUNT_TOLERANCE) or (not lost and server > own * (1 + COUNT_TOLERANCE)):
             problems.append(f"the server counted {server:.0f} {label} over a trial whose requests report {own}")

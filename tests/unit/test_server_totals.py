@@ -117,6 +117,16 @@ def test_a_plain_server_is_checked_by_its_tokens() -> None:
     assert found is not None and "counted 20 output tokens" in found.disagreements[0]
 
 
+def test_requests_that_carry_no_counters_do_not_disagree_about_steps() -> None:
+    silent = [request(spec=None), request(spec=None, prompt_id="p1")]
+    found = check([(silent, totals(20, 56, 2, 2.7))])
+    assert found is not None and found.disagreements == []
+    found = check([(silent, totals(20, 80, 2, 2.7))])
+    assert found is not None and len(found.disagreements) == 1 and "80 output tokens" in found.disagreements[0]
+    found = check([([request(), request(spec=None, prompt_id="p1")], totals(20, 56, 2))])
+    assert found is not None and "counted 20 verification steps" in found.disagreements[0]
+
+
 def test_trials_are_pooled_by_their_steps() -> None:
     short = request(completion_tokens=9, spec=record_factory.counters([0, 0, 0, 2], 6))  # 2 steps, tau 4
     found = check([([request()], totals(10, 28, 1, 2.7)), ([short], totals(2, 9, 1, 4.0))])
