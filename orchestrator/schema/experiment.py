@@ -81,7 +81,7 @@ class Experiment(Model):
     baseline: Name
     """The arm that speedups and losslessness refer to."""
     varies: Strings
-    """Config keys that may differ between arms; what else differs is a finding. None of them is of ``suite`` or ``load``:
+    """Config keys that may differ between arms; what else differs is a finding. None is of ``suite`` or ``load``:
     answers are compared prompt by prompt, under one load."""
     allow: Strings = ()
     """Findings of severity error that are known and accepted: they refuse nothing then."""
@@ -109,7 +109,7 @@ class Experiment(Model):
             top = key.partition(".")[0]
             if top in _SHARED:
                 raise ValueError(
-                    f"'{key}' cannot vary: arms are compared prompt by prompt, under one load, so {' and '.join(_SHARED)} "
+                    f"'{key}' cannot vary: arms are compared prompt by prompt, under one load, so suite and load "
                     f"are the same in all of them; a sweep makes one comparison per value: -m {key}=VALUE1,VALUE2"
                 )
             if top not in VARYING:
@@ -183,8 +183,8 @@ class Experiment(Model):
         if config is not None and config.drafter.speculates:
             plain = [name for name, arm in self.configs.items() if not arm.drafter.speculates]
             raise ValueError(
-                f"baseline: '{self.baseline}' drafts (drafter={config.drafter.name}); speedups and losslessness refer to "
-                "decoding without a drafter, so the baseline is an arm with drafter=none"
+                f"baseline: '{self.baseline}' drafts (drafter={config.drafter.name}); speedups and losslessness refer "
+                "to decoding without a drafter, so the baseline is an arm with drafter=none"
                 + (f"; allowed: {', '.join(plain)}" if plain else ': +arms.NAME=["drafter=none"] baseline=NAME')
             )
         return self

@@ -61,8 +61,8 @@ def combinations() -> list[list[str]]:
 
 @pytest.mark.parametrize("chosen", combinations(), ids=" ".join)
 def test_every_option_of_every_group_composes_and_fits_the_schema(chosen: list[str]) -> None:
-    experiment = load([*chosen, "name=one", '+arms.plain=["seed=1"]'])
-    arm = experiment.configs["plain"]
+    experiment = load([*chosen, "name=one", '+arms.plain=["drafter=none"]', '+arms.one=["seed=1"]'])
+    arm = experiment.configs["one"]
     typed = dict(text.split("=", 1) for text in chosen)  # the last of a group, as in Hydra
     for group in ("target", "drafter", "suite", "load"):
         if group in typed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -165,7 +166,7 @@ def test_token_limit_is_the_target_s_or_the_default() -> None:
     assert (limited.token_limit("smollm2_135m"), limited.token_limit("other")) == (64, 5)
 
 
-def test_baseline_and_varies_name_what_exists(tmp_path: Any) -> None:
+def test_baseline_and_varies_name_what_exists(tmp_path: Path) -> None:
     suite, load = plan_factory.suite(), plan_factory.load()
     experiment, _ = plan_factory.comparison(tmp_path, plan_factory.arm("plain", suite, load))
     data = experiment.model_dump()
@@ -175,6 +176,19 @@ def test_baseline_and_varies_name_what_exists(tmp_path: Any) -> None:
             {"varies": ["draftr.block_size"]},
             "'draftr.block_size' is not a key that arms can differ in; .*nearest: drafter",
         ),
+        ({"varies": ["drafter", "load"]}, "'load' cannot vary: .*under one load.* -m load=VALUE1,VALUE2"),
+        ({"varies": ["suite.temperature"]}, "'suite.temperature' cannot vary: .* -m suite.temperature=VALUE1"),
     ):
         with pytest.raises(ValidationError, match=told):
             Experiment.model_validate(data | change)
+
+
+def test_the_baseline_is_an_arm_without_a_drafter(tmp_path: Path) -> None:
+    suite, load = plan_factory.suite(), plan_factory.load()
+    arms = [plan_factory.arm(name, suite, load) for name in ("plain", "ngram")]
+    data = plan_factory.comparison(tmp_path, *arms)[0].model_dump()
+    assert Experiment.model_validate(data).baseline == "plain"
+    with pytest.raises(ValidationError, match=r"'ngram' drafts \(drafter=ngram\).* drafter=none; allowed: plain"):
+        Experiment.model_validate(data | {"baseline": "ngram"})
+    with pytest.raises(ValidationError, match=r"drafter=none: \+arms.NAME="):
+        plan_factory.comparison(tmp_path, arms[1])
