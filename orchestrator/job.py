@@ -215,7 +215,10 @@ def _measured(plan: Plan, index: Path) -> set[str]:
 def _read(file: Path) -> dict[str, Any]:
     if not file.exists():
         return {"code": 1, "error": "left no result", "overrides": []}
-    return dict(json.loads(file.read_text()))
+    try:
+        return dict(json.loads(file.read_text()))
+    except (OSError, ValueError):  # it could not be written
+        return {"code": 1, "error": f"{file} could not be written", "overrides": []}
 
 
 def _number(folder: Path) -> tuple[int, str]:
