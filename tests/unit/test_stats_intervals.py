@@ -92,11 +92,32 @@ def test_the_median_is_of_all_values_and_its_ends_are_values_seen() -> None:
     assert found.value == pytest.approx(np.median(values))
     assert min(values) <= found.low < found.value < found.high <= max(values)
     assert found.n == 16
-    # The share of values below the median, +- t standard errors over prompts, read off as quantiles.
-    shares = [np.mean([value < found.value for value in group]) for group in groups]
-    half = scipy_stats.t.ppf(0.975, 15) * scipy_stats.sem(shares)
-    assert found.low == pytest.approx(np.quantile(values, 0.5 - half))
-    assert found.high == pytest.approx(np.quantile(values, 0.5 + half))
+    # The share of values below the median, +- t standard errors over prompts, read off as quantiles: of all at 95%, and
+    # of each repeat alone at 90%; the farthest of them.
+    lows, highs = [], []
+    for own, level in ((groups, 0.975), *(([[group[at]] for group in groups], 0.95) for at in (0, 1))):
+        pooled = [value for group in own for value in group]
+        shares = [np.mean([value < np.median(pooled) for value in group]) for group in own]
+        half = scipy_stats.t.ppf(level, 15) * scipy_stats.sem(shares)
+        lows.append(np.quantile(pooled, 0.5 - half))
+        highs.append(np.quantile(pooled, 0.5 + half))
+    assert (found.low, found.high) == (pytest.approx(min(lows)), pytest.approx(max(highs)))
+
+
+def test_repeats_that_lie_apart_as_a_whole_widen_the_interval_of_the_median() -> None:
+    found = clustered_median([[0.100 + i * 0.001, 0.150 + i * 0.001] for i in range(16)])
+    assert found is not None and found.low is not None and found.high is not None
+    # every prompt has half of its values below: the medians of the repeats, 0.1075 and 0.1575, are inside
+    assert found.low < 0.1075 < found.value < 0.1575 < found.high
+    mixed = clustered_median([[0.1, 0.2], [0.2, 0.1]] * 8)
+    assert mixed is not None and (mixed.low, mixed.high) == (0.1, 0.2)
+
+
+def test_an_interval_of_no_width_comes_only_from_equal_values() -> None:
+    equal = clustered_median([[1.0, 1.0]] * 8)
+    assert equal is not None and (equal.low, equal.high) == (1.0, 1.0)
+    differing = clustered_median([[1.0]] * 15 + [[2.0]])
+    assert differing is not None and (differing.low, differing.high) == (None, None)
 
 
 def test_repeats_of_a_prompt_do_not_narrow_the_interval_of_the_median() -> None:
@@ -111,6 +132,9 @@ def test_repeats_of_a_prompt_do_not_narrow_the_interval_of_the_median() -> None:
 def test_few_prompts_have_a_median_without_interval() -> None:
     assert clustered_median([]) is None
     assert clustered_median([[], []]) is None
-    for prompts in (1, 3):
-        found = clustered_median([[float(value)] for value in range(prompts)])
-        assert found is not None and (found.low, found.high, found.n) == (None, None, prompts)
+    for prompts in (1, 2, 3, 5):
+        for repeats in (1, 2):
+            found = clustered_median([[float(value), value + 0.7][:repeats] for value in range(prompts)])
+            assert found is not None and (found.low, found.high, found.n) == (None, None, prompts)
+    six = clustered_median([[float(value)] for value in range(6)])
+    assert six is not None and (six.low, six.high) == (0.0, 5.0)  # sign test: 1 - 2 / 2**6 = 97%
