@@ -113,6 +113,7 @@ CATALOGUE: dict[str, Entry] = {
     "chunks_merged": _note("chunks were joined on the way: gaps between them are averages over steps"),
     # Output
     "not_lossless": _error("an arm's tokens differ from the plain arm's without an excuse"),
+    "not_compared": _warning("outputs that could not be compared with the plain arm's token by token"),
     "forks_like_plain": _warning("an arm differs from the plain arm no more often than the plain arm from itself"),
     "not_deterministic": _warning("repeats of the plain arm differ"),
     "output_lengths": _warning("the arms' outputs have different lengths"),

@@ -12,12 +12,16 @@ from orchestrator.findings.finding import Finding, finding
 REPEATED_4GRAMS = 0.2
 """Share of repeated 4-grams from which a text counts as looping."""
 
+NAMED = 5
+"""Prompts that a finding names; of more it gives the number."""
+
 
 def findings(summary: Summary, facts: Facts) -> Iterator[Finding]:
     yield from _asked(summary, facts)
     floor = summary.baseline.lossless if summary.baseline else None
     for arm in summary.arms:
         yield from _identity(arm, floor)
+        yield from _not_compared(arm, summary)
         if arm.point:
             yield from _shape(arm, arm.point, summary.baseline)
 
@@ -92,6 +96,33 @@ def _identity(arm: Arm, floor: Lossless | None) -> Iterator[Finding]:
             f"target's two best tokens are {tie.margin:.2g} apart: rounding, excused.",
             arm.name,
         )
+
+
+def _not_compared(arm: Arm, summary: Summary) -> Iterator[Finding]:
+    """Prompts whose tokens were not compared: silence about them would read as equal tokens."""
+    check, plain = arm.lossless, summary.baseline
+    # Without a plain arm there is nothing to compare with, which is told; a lossy arm's tokens are not expected equal.
+    if check is None or not check.missing or arm.lossy or arm.baseline or plain is None or plain.point is None:
+        return
+    ended = {row.prompt_id for row in summary.prompts if {arm.name, plain.name} <= row.cells.keys()}
+    mute = sum(prompt in ended for prompt in check.missing)
+    failed = len(check.missing) - mute
+    reasons = []
+    if mute:
+        reasons.append(
+            f"the server told no token ids for {mute} of them (load.endpoint=generate does with every server)"
+        )
+    if failed:
+        reasons.append(f"no request of {failed} of them ended well in both arms")
+    shown = ", ".join(check.missing[:NAMED])
+    more = f" and {len(check.missing) - NAMED} more" if len(check.missing) > NAMED else ""
+    yield finding(
+        "not_compared",
+        f"{arm.name}: the outputs of {len(check.missing)} of {check.prompts + len(check.missing)} prompts could not be "
+        f"compared with the plain arm's token by token ({shown}{more}): {' and '.join(reasons)}. Whether {arm.name} is "
+        "lossless on them is not known.",
+        arm.name,
+    )
 
 
 def _shape(arm: Arm, point: Point, baseline: Arm | None) -> Iterator[Finding]:
