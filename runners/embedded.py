@@ -149,7 +149,7 @@ class EmbeddedRunner:
         assert self._process is not None
         deadline = time.monotonic() + self._ready_timeout_s
         while True:
-            on_status(_last_line(log) or "starting")
+            on_status("starting the server")  # its log is for a failure; its lines would say nothing here
             if self._process.poll() is not None:
                 raise _diagnose(self._process.returncode, log, served=False)
             if self._listens(port) and _is_ready(port):
@@ -298,11 +298,6 @@ def _lines(log: Path) -> list[str]:
     return [line for line in log.read_text(errors="replace").replace("\r", "\n").splitlines() if line.strip()]
 
 
-def _last_line(log: Path) -> str:
-    lines = _lines(log)
-    return lines[-1].strip()[:100] if lines else ""
-
-
 def _tail(log: Path) -> str:
     return "\n".join(_lines(log)[-_TAIL_LINES:])
 
@@ -313,7 +308,8 @@ def _diagnose(code: int, log: Path, served: bool) -> ServerFailure:
     text = "\n".join(lines)
     cause, advice = "died", "see its log"
     if code == -signal.SIGKILL:
-        cause, advice = "memory", "it was killed from outside, as a system short of memory does: free memory, run again"
+        # What the kernel does when memory is short cannot be told from what anyone may do by hand.
+        cause, advice = "killed", "it was killed (signal 9): by the kernel when memory is short, or by someone"
     elif code in _EXIT_CAUSES:
         cause, advice = _EXIT_CAUSES[code]
     else:

@@ -46,6 +46,7 @@ class Display:
         )
         self._task = self._live.add_task("", total=total)
         self._last = time.monotonic()
+        self._said = ""
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -60,10 +61,12 @@ class Display:
         self._last = time.monotonic()
 
     def status(self, text: str) -> None:
-        """What is going on now."""
+        """What is going on now. Off a terminal it is a line only after some silence, and the same text only once."""
         self._live.update(self._task, description=text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…")
-        if not self.console.is_terminal and time.monotonic() - self._last > _SILENCE_S:
-            self.note(text)  # a log shows that something is going on, and not each step of it
+        if self.console.is_terminal or text == self._said or time.monotonic() - self._last <= _SILENCE_S:
+            return
+        self.note(text)  # a log shows that something is going on, and not each step of it
+        self._said = text
 
     def expect(self, more: int) -> None:
         """So many requests more than said at first will be measured."""
