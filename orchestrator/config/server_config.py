@@ -63,6 +63,8 @@ _MANAGED_FLAGS = {
     "trust-remote-code": "target.trust_remote_code",
 }
 """Flags that have a key of their own: given twice, one of them would silently lose."""
+_LEAST_PROMPT = 16
+"""Tokens of a short question in a chat template. How long prompts really are is known once there is a tokenizer."""
 _START_OPTIONS = frozenset({"ready_timeout_s", "port", "pull", "hf_cache", "kernel_cache", "offline"})
 """Keys of a runner that say how a server is brought up, not what it is."""
 
@@ -160,11 +162,11 @@ def check_combination(arm: ArmConfig) -> None:
     if arm.drafter.speculates:
         _check_verification(arm, embedded)
     _check_flags(arm)
-    if (limit := arm.suite.token_limit(arm.target.name)) >= arm.target.context_length:
+    if (least := arm.suite.token_limit(arm.target.name) + _LEAST_PROMPT) > arm.target.context_length:
         raise ConfigError(
             "target.context_length",
-            f"{arm.target.context_length} leaves no room for a prompt beside {limit} new tokens",
-            hint=f"raise it, or lower suite.max_new_tokens.{arm.target.name}",
+            f"{arm.target.context_length} leaves no room for a prompt beside {least - _LEAST_PROMPT} new tokens",
+            hint=f"{least} or more, or a lower suite.max_new_tokens.{arm.target.name}",
         )
     load = max(arm.load.concurrency or (0,))
     if load > arm.target.max_running_requests:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 
 class Model(BaseModel):
-    """Refuses unknown keys, does not change after it was read, and does not turn one type into another."""
+    """Refuses unknown keys, does not change after it was read, and does not turn one type into another.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    Infinity and NaN are no numbers here: JSON, in which everything is written down, has neither.
+    """
 
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+"""What every consumer takes: torch, SGLang, and the dialects of the servers."""
 
 Strings = Annotated[tuple[str, ...], Field(strict=False)]
 """A YAML list of strings."""
@@ -22,7 +29,17 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 FlagValue = str | int | float | bool | None
 """Value of a free server flag; true is the bare flag, false and null leave it out."""
 
-Flags = dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")], FlagValue]
+
+def _single(value: Any) -> Any:
+    """Told here once: of a union, pydantic tells what each of its members says."""
+    if not isinstance(value, str | int | float | None):
+        raise ValueError(f"{value!r}: must be text, a number, true, false or null")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value!r}: must be a finite number")
+    return value
+
+
+Flags = dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")], Annotated[FlagValue, BeforeValidator(_single)]]
 """Free server flags: the flag's full name without its leading dashes -> value."""
 
 

@@ -16,7 +16,12 @@ Loc = tuple[str | int, ...]
 
 def explain(error: ValidationError, model: type[BaseModel], data: Mapping[str, Any]) -> list[ConfigError]:
     """One ConfigError per fault, in the order of the keys. ``data`` is what was validated."""
-    return [_explain_one(dict(fault), model, data) for fault in error.errors(include_url=False)]
+    return [_explain_one(dict(f), model, data) for f in error.errors(include_url=False) if not _follows(dict(f))]
+
+
+def _follows(fault: dict[str, Any]) -> bool:
+    """A list of which every item is wrong is, to pydantic, also too short."""
+    return bool(fault["type"] == "too_short" and fault["input"])
 
 
 def _explain_one(fault: dict[str, Any], model: type[BaseModel], data: Mapping[str, Any]) -> ConfigError:
@@ -33,6 +38,8 @@ def _explain_one(fault: dict[str, Any], model: type[BaseModel], data: Mapping[st
         return _wrong_value(f"{key}.kind", context["tag"], _quoted(context["expected_tags"]))
     if kind == "value_error":
         return ConfigError(key, str(context["error"]))
+    if kind in ("too_short", "string_too_short"):  # nothing in the configuration needs more than one
+        return ConfigError(key, "is empty")
     told = fault["msg"].removeprefix("Input ").replace("should be", "must be", 1).replace("should ", "must ", 1)
     return ConfigError(key, f"{_shown(value)}: {told}")
 

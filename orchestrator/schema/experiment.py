@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from orchestrator.config.names import nearest
 from orchestrator.findings.catalogue import CATALOGUE, ERRORS
-from orchestrator.schema.base import Env, Flags, Model, Name, Strings
+from orchestrator.schema.base import Env, Flags, Model, Name, Seed, Strings
 from orchestrator.schema.place import Node, Runner, Tracking
 from orchestrator.schema.server import Attention, Drafter, Target, Verification
 from orchestrator.schema.suite import FEW_PROMPTS, Load, Suite
@@ -28,7 +28,7 @@ class ArmConfig(Model):
     load: Load
     runner: Runner
     node: Node
-    seed: int
+    seed: Seed
     """The server's random seed."""
     server_args: Flags
     env: Env

@@ -80,8 +80,9 @@ class Drafter(Model):
     """Predicts its own acceptance, which ``verification=dynamic`` needs."""
     checkpoints: dict[str, Checkpoint] | None
     """Target name -> weights; None: it needs none and works with every target."""
-    block_size: Positive | None
-    """What the drafter's own documentation calls it; ``block_is`` says what it counts."""
+    block_size: Annotated[int, Field(ge=1, le=64)] | None
+    """What the drafter's own documentation calls it; ``block_is`` says what it counts. No drafter, here or in SGLang,
+    is trained for more than 64."""
     block_is: Literal["verify_window", "proposed_tokens"] | None
     """``verify_window``: the block holds the anchor, proposed = block - 1.
     ``proposed_tokens``: proposed = block, verify window = block + 1."""

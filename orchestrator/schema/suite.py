@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from orchestrator.schema.base import Model, Name, Strings
+from orchestrator.schema.base import Model, Name, Seed
 
 FEW_PROMPTS = 6
 """Below this many prompts an interval rests on so few differences that it is often narrow by luck: nothing is decided
@@ -42,11 +42,12 @@ class Suite(Model):
     top_p: Annotated[float, Field(gt=0, le=1)]
     top_k: Annotated[int, Field(ge=-1)]
     """-1: off."""
-    seed: int
+    seed: Seed
     enable_thinking: bool | None
     """None leaves the chat template's own default."""
     ignore_eos: bool
-    stop: Strings
+    stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)]
+    """Texts that end an answer."""
     prompts: Annotated[tuple[Prompt, ...], Field(strict=False, min_length=1)]
 
     @field_validator("max_new_tokens")

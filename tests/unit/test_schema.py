@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,8 +134,18 @@ def broken(change: Callable[[dict[str, Any]], None]) -> list[str]:
             lambda d: d.update(server_args={"--page-size": 1}),
             "server_args.--page-size.[key]: '--page-size': String must match pattern '^[a-z][a-z0-9-]*$'",
         ),
-        (lambda d: d["load"].update(concurrency=[]), "load.concurrency: []: Tuple must have at least 1 item after "
-         "validation, not 0"),
+        (lambda d: d["load"].update(concurrency=[]), "load.concurrency: is empty"),
+        (lambda d: d["load"].update(concurrency=[0]), "load.concurrency.0: 0: must be greater than or equal to 1"),
+        (lambda d: d["load"].update(rate=[math.inf]), "load.rate.0: inf: must be a finite number"),
+        (lambda d: d["load"].update(stall_timeout_s=math.nan), "load.stall_timeout_s: nan: must be a finite number"),
+        (lambda d: d["suite"].update(temperature=float("1e400")), "suite.temperature: inf: must be a finite number"),
+        (lambda d: d.update(server_args={"a": math.inf}), "server_args.a: inf: must be a finite number"),
+        (lambda d: d.update(server_args={"a": [1]}), "server_args.a: [1]: must be text, a number, true, false or null"),
+        (lambda d: d.update(seed=2**31), "seed: 2147483648: must be less than 2147483648"),
+        (lambda d: d.update(seed=-1), "seed: -1: must be greater than or equal to 0"),
+        (lambda d: d["suite"].update(seed=2**64), "suite.seed: 18446744073709551616: must be less than 2147483648"),
+        (lambda d: d["suite"].update(stop=["###", ""]), "suite.stop.1: is empty"),
+        (lambda d: d["drafter"].update(block_size=65), "drafter.block_size: 65: must be less than or equal to 64"),
         (lambda d: d["load"].update(concurrency=[2, 2]), "load.concurrency: a load point occurs twice"),
         (lambda d: d["suite"].update(top_k=0), "suite.top_k: is -1 (off) or at least 1"),
         (

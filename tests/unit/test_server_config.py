@@ -55,10 +55,11 @@ def test_what_an_engine_cannot_do_is_refused() -> None:
     assert told(arm(node=LocalNode(kind="local", gpus=(0,), expect_gpu=None))) == (
         "node: the embedded engine runs on the CPU of this machine\n  allowed: node=local"
     )
-    assert told(arm(target=target(context_length=7))) == (
-        "target.context_length: 7 leaves no room for a prompt beside 7 new tokens\n"
-        "  hint: raise it, or lower suite.max_new_tokens.smollm2_135m"
+    assert told(arm(target=target(context_length=22))) == (
+        "target.context_length: 22 leaves no room for a prompt beside 7 new tokens\n"
+        "  hint: 23 or more, or a lower suite.max_new_tokens.smollm2_135m"
     )
+    check_combination(arm(target=target(context_length=23)))
     assert told(arm(load=plan_factory.load((1, 16)))) == (
         "load.concurrency=16: is above target.max_running_requests=8: requests would queue\n"
         "  hint: target.max_running_requests=16"
