@@ -96,6 +96,7 @@ CATALOGUE: dict[str, Entry] = {
     "above_ceiling": _warning("the plain arm decodes faster than memory bandwidth allows: one of the two is wrong"),
     # Drafts
     "no_counters": _error("a speculative arm's server returned no counters", True),
+    "too_short_to_draft": _error("no answer is long enough for a verification step", True),
     "wrong_drafter": _error("the server reports another drafter than the one asked for", True),
     "wrong_block": _error("another number of tokens was proposed per step than asked for", True),
     "speedup_above_tau": _error(

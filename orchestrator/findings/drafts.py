@@ -23,7 +23,7 @@ def findings(summary: Summary, facts: Facts) -> Iterator[Finding]:
         yield from _identity(arm, asked[arm.name], sessions)
         yield from _not_its_own(arm, asked[arm.name])
         if arm.point:
-            yield from _acceptance(arm, arm.point)
+            yield from _acceptance(arm, arm.point, summary.embedded)
             yield from _speed(arm, arm.point)
         yield from _totals(arm)
         yield from _over_load(arm)
@@ -77,10 +77,20 @@ def _not_its_own(arm: Arm, asked: ArmFacts) -> Iterator[Finding]:
         )
 
 
-def _acceptance(arm: Arm, point: Point) -> Iterator[Finding]:
+def _acceptance(arm: Arm, point: Point, embedded: bool) -> Iterator[Finding]:
     accepted = point.acceptance
     if accepted is None:
-        if arm.drafter != "none" and point.metrics.requests:
+        longest = max(point.metrics.output_lengths, default=0)
+        # The prefill brings the first token; the embedded engine decodes the last one of the limit without drafts.
+        if arm.drafter != "none" and point.metrics.requests and longest <= (2 if embedded else 1):
+            yield finding(
+                "too_short_to_draft",
+                f"{arm.name}: no answer is longer than {longest} {'token' if longest == 1 else 'tokens'}, which leaves "
+                "no room for a verification step, so nothing was drafted. Let the answers be longer "
+                "(suite.max_new_tokens). No ratio is stated.",
+                arm.name,
+            )
+        elif arm.drafter != "none" and point.metrics.requests:
             yield finding(
                 "no_counters",
                 f"{arm.name}: the server returned no speculation counters; it may not have speculated at all.",
