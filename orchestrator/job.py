@@ -197,9 +197,8 @@ def refuse(experiment: Experiment) -> None:
 
 def print_plan(experiment: Experiment) -> None:
     plan = planned(experiment)
-    print(
-        render(experiment, plan, preflight.missing_arms(experiment), _measured(plan, Path(experiment.output) / "index"))
-    )
+    measured = _measured(plan, Path(experiment.output) / "index") if experiment.reuse else ()
+    print(render(experiment, plan, preflight.missing_arms(experiment), measured))
 
 
 def _measured(plan: Plan, index: Path) -> set[str]:

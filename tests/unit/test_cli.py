@@ -14,6 +14,7 @@ import pytest
 from orchestrator import cli, tracking
 from orchestrator.analysis.results import write_summary
 from orchestrator.analysis.summary import summarize
+from orchestrator.config.overrides import quoted
 from orchestrator.measuring import execute
 from orchestrator.measuring.store import ServerFacts, Store
 from orchestrator.paths import conf_dir
@@ -97,6 +98,8 @@ def test_a_plan_knows_what_is_measured_already(
     capsys.readouterr()
     assert cli.main([*COMPARISON, "suite.repeats=2", "action=plan"]) == 0
     assert "1 of 4 trials are measured already and not measured again. Left: 2 server" in capsys.readouterr().out
+    assert cli.main([*COMPARISON, "suite.repeats=2", "action=plan", "reuse=false"]) == 0
+    assert "measured already" not in capsys.readouterr().out
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -223,8 +226,19 @@ def test_a_folder_of_one_s_own_groups(monkeypatch: pytest.MonkeyPatch, tmp_path:
     (tmp_path / "own" / "load").mkdir(parents=True)
     two = (conf_dir() / "load" / "single.yaml").read_text().replace("single", "two").replace("[1]", "[2]")
     (tmp_path / "own" / "load" / "two.yaml").write_text(two)
-    assert cli.main(["--config-dir", "own", *COMPARISON, "load=two"]) == 0
+    (tmp_path / "own").rename(tmp_path / "it's, my own")
+    assert cli.main(["--config-dir", "it's, my own", *COMPARISON, "load=two"]) == 0
     assert calls[0][0].configs["plain"].load.concurrency == (2,)
+
+
+@pytest.mark.parametrize("name", ["it's", "a b, c=[1]", "${b}", "ends\\"])
+def test_results_may_lie_in_a_folder_of_any_name(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls = started(monkeypatch, lambda experiment, plan, directory: 0)
+    output = f"output={quoted(name)}"
+    assert cli.main([*COMPARISON, output]) == 0
+    assert cli.main(["-m", *COMPARISON, output, "seed=1,2"]) == 1, "nothing was measured, which a sweep tells"
+    assert {directory.relative_to(tmp_path / name / "one").parts[-1] for _, _, directory in calls[1:]} == {"0", "1"}
+    assert calls[0][2].parent == tmp_path / name / "one"
 
 
 def test_hydra_shows_its_config(capfd: pytest.CaptureFixture[str]) -> None:
