@@ -43,10 +43,11 @@ REALISTIC = (
     World("drift 3%", drift=0.03),
     World("busy machine: trials 10% apart", trial=0.1, noise=0.1),
     World("all: skewed, 1% restarts, stalls, drift 3%", shape="skewed", restart=0.01, stalls=0.02, drift=0.03),
+    World("busy machine: bursts of 20%", burst=0.2),
 )
 TWO_ARMS = tuple(
     replace(world, name=f"two arms: {world.name}", speedups=(1.0, 2.0))
-    for world in (REALISTIC[0], REALISTIC[4], REALISTIC[6], REALISTIC[10], REALISTIC[11], REALISTIC[14])
+    for world in (REALISTIC[0], REALISTIC[4], REALISTIC[6], REALISTIC[10], REALISTIC[11], *REALISTIC[14:])
 )
 BEYOND = (
     World("a few prompts apart from all others", shape="outliers"),

@@ -19,6 +19,9 @@ import numpy as np
 from orchestrator.planning.plan import session_order
 from orchestrator.stats import Observation
 
+CARRIED = 0.9
+"""Correlation of bursts from one request to the next (autoregressive, first order)."""
+
 Draws = Callable[[np.random.Generator, int], np.ndarray]
 
 
@@ -46,6 +49,9 @@ class World:
     """Of a trial: what else ran on the machine in those minutes."""
     stalls: float = 0.0
     """Share of requests that take 1.5 to 4 times as long."""
+    burst: float = 0.0
+    """Of what else ran on the machine for a few seconds: each request's share of it is related to that of the one
+    before by `CARRIED`, over trials and starts."""
     drift: float = 0.0
     """By how much log throughput falls in the time that the run would take without it."""
 
@@ -76,6 +82,7 @@ def experiment(world: World, rng: np.random.Generator) -> dict[str, list[Observa
     whole = world.rounds * world.repeats * sum(float((tokens / np.exp(rate)).sum()) for rate in rates.values())
     requests: dict[str, list[Observation]] = {arm: [] for arm in world.arms}
     clock = 0.0
+    burst = rng.normal(0, world.burst) if world.burst else 0.0
     rounds = [
         session_order(world.arms, world.repeats, world.order, first=number * world.repeats)
         for number in range(world.rounds)
@@ -87,6 +94,9 @@ def experiment(world: World, rng: np.random.Generator) -> dict[str, list[Observa
             stalled = rng.random(world.prompts) < world.stalls
             logs = logs - stalled * np.log(rng.uniform(1.5, 4, world.prompts))
             for prompt in range(world.prompts):
+                if world.burst:
+                    burst = CARRIED * burst + rng.normal(0, world.burst * math.sqrt(1 - CARRIED**2))
+                    logs[prompt] -= burst
                 seconds = float(tokens[prompt] * np.exp(world.drift * clock / whole - logs[prompt]))
                 clock += seconds
                 requests[arm].append(Observation("", f"p{prompt}", repeat, int(tokens[prompt]), seconds, start))

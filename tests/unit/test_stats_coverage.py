@@ -36,6 +36,7 @@ def covered(world: World, with_starts: bool = True) -> float:
         World("quiet GPU", noise=0.003, restart=0.003),
         World("restarts rule", spread=0.02, noise=0.003, restart=0.01),
         World("stalls and drift", restart=0.01, stalls=0.02, drift=0.03),
+        World("bursts", burst=0.2),
         World("two arms", speedups=(1.0, 2.0), restart=0.01),
     ],
     ids=lambda world: world.name,
