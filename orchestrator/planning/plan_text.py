@@ -57,15 +57,16 @@ def render(experiment: Experiment, plan: Plan, missing: Mapping[str, str], measu
         for trial in session.trials
     ]
     lines += _table(header, rows)
-    lines += ["", cost(plan), *_already(plan, measured)]
+    lines += ["", cost(plan), *_already(plan, measured, fixed=experiment.stop.rule == "fixed")]
     if experiment.stop.rule == "ci_width":
         most = _longest(plan, experiment.stop.max_repeats)
         lines.append(f"stop: {experiment.stop.told}; with all of them {cost(most)}")
     return "\n".join([*lines, f"comparison key {plan.key}", ""])
 
 
-def _already(plan: Plan, measured: Collection[str]) -> list[str]:
-    """What is measured of the plan, and what the rest costs; nothing where nothing is measured."""
+def _already(plan: Plan, measured: Collection[str], fixed: bool) -> list[str]:
+    """What is measured of the plan, and what the rest costs; nothing where nothing is measured. Unless the repeats are
+    ``fixed``, a run may want more of them than the plan has."""
     sessions = [
         replace(session, trials=tuple(trial for trial in session.trials if trial.key not in measured))
         for session in plan.sessions
@@ -74,7 +75,8 @@ def _already(plan: Plan, measured: Collection[str]) -> list[str]:
     done = len(plan.trials) - len(left.trials)
     if not done:
         return []
-    rest = f". Left: {cost(left)}" if left.trials else ": nothing is left to measure."
+    whole = ": nothing is left to measure." if fixed else "; a run may want more repeats."
+    rest = f". Left: {cost(left)}" if left.trials else whole
     return [f"{done} of {len(plan.trials)} trials are measured already and not measured again{rest}"]
 
 

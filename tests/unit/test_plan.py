@@ -51,7 +51,7 @@ def test_once_is_one_start_per_arm() -> None:
 @pytest.mark.parametrize("points", [(1,), (1, 2, 4)])
 def test_a_linear_drift_falls_on_every_arm_and_load_point_alike(repeats: int, points: tuple[int, ...]) -> None:
     plan = make_plan(experiment("plain", "b", "c", concurrency=points, repeats=repeats), FACTS)
-    drift: dict[tuple[str, int], float] = {}
+    drift: dict[tuple[str, int | None], float] = {}
     for trial in plan.trials:
         key = (trial.arm, trial.load.concurrency)
         drift[key] = drift.get(key, 0.0) + trial.position
@@ -137,6 +137,9 @@ def test_a_plan_says_what_is_measured_and_what_the_rest_costs() -> None:
     assert "measured already" not in render(one, plan, {})
     whole = render(one, plan, {}, {trial.key for trial in plan.trials})
     assert "6 of 6 trials are measured already and not measured again: nothing is left to measure." in whole
+    open_end = one.model_copy(update={"stop": one.stop.model_copy(update={"rule": "ci_width"})})
+    told = render(open_end, plan, {}, {trial.key for trial in plan.trials})
+    assert "6 of 6 trials are measured already and not measured again; a run may want more repeats." in told
     part = render(one, plan, {}, {plan.trials[0].key, plan.trials[2].key, plan.trials[3].key})
     # without the first start of plain and the only one of c
     assert "3 of 6 trials are measured already and not measured again. Left: 3 server starts, 3 trials, 12" in part
