@@ -78,14 +78,16 @@ def _read(arguments: Sequence[str]) -> _Command:
         if not Path(read.config_dir).is_dir():
             raise ConfigError("--config-dir", f"there is no folder {read.config_dir}")
         # As an override, it reaches the arms, which are composed inside the job, as well.
-        overrides.insert(0, f"hydra.searchpath=['file://{Path(read.config_dir).absolute()}']")
+        from orchestrator.config.overrides import quoted
+
+        overrides.insert(0, f"hydra.searchpath=[{quoted(f'file://{Path(read.config_dir).absolute()}')}]")
     return _Command(flags, overrides, read.multirun, bool(read.cfg or read.hydra_help))
 
 
 def _main(command: _Command) -> int:
     from orchestrator import job
     from orchestrator.config.compose import expand, hydra_settings, load
-    from orchestrator.config.overrides import last_value
+    from orchestrator.config.overrides import last_value, quoted
     from orchestrator.config.preset import place, serves_here
     from orchestrator.planning.hardware import gpus
 
@@ -115,7 +117,8 @@ def _main(command: _Command) -> int:
     names = {experiment.name for experiment in experiments}
     folder = Path(experiments[0].output) / (names.pop() if len(names) == 1 else "sweep")
     stamp = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{uuid.uuid4().hex[:6]}"
-    places = [f"hydra.run.dir='{folder / stamp}'", f"hydra.sweep.dir='{folder / f'sweep-{stamp}'}'"]
+    run, sweep = folder / stamp, folder / f"sweep-{stamp}"
+    places = [f"hydra.run.dir={quoted(str(run))}", f"hydra.sweep.dir={quoted(str(sweep))}"]
     settings = hydra_settings([*places, *points[0]])
     directory = Path(settings.sweep.dir if command.multirun else settings.run.dir)
     code = job.start([*command.flags, *places, *overrides])

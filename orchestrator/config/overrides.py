@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -44,6 +45,14 @@ def last_value(overrides: Iterable[str], key: str) -> str | None:
     """Value of the last override of a key, as typed; None where there is none."""
     found = [o.value for o in map(Override.of, overrides) if o.key == key]
     return found[-1] if found else None
+
+
+def quoted(value: str) -> str:
+    """``value`` as it stands in an override, whatever is in it: a quote, a comma, ``${``."""
+    value = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)  # OmegaConf would replace it
+    # Hydra halves backslashes before a quote, those before the closing one included, and no others.
+    value = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), value)
+    return f"'{value}'"
 
 
 def check_arm(name: str, overrides: Sequence[str]) -> None:
