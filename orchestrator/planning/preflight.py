@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from orchestrator.planning import hardware
 from orchestrator.schema import ArmConfig, Experiment
 
 RUNNERS_OF_THIS_RELEASE = ("embedded",)
+_SQLITE = "sqlite:///"
 DOCKER_SOCKET = "/var/run/docker.sock"
 
 
@@ -40,7 +42,9 @@ def refuse_missing(experiment: Experiment, missing: dict[str, str]) -> None:
 
 
 def check_machine(experiment: Experiment) -> None:
-    """Raises ConfigError where the runners that were chosen are not to be had: at run, not at plan."""
+    """Raises ConfigError where the runners that were chosen are not to be had, or the folders for results not to be
+    written: at run, not at plan."""
+    check_folders(experiment)
     for arm in experiment.configs.values():
         kind = arm.runner.kind
         if kind == "docker" and arm.node.kind == "local" and not docker_answers():
@@ -64,6 +68,46 @@ def check_machine(experiment: Experiment) -> None:
                 "the embedded engine needs torch, which is not installed",
                 hint="pip install -e '.[embedded]'",
             )
+
+
+def check_folders(experiment: Experiment) -> None:
+    """Raises ConfigError where results could not be written, which else is told when all was measured."""
+    if (why := _unwritable(Path(experiment.output))) is not None:
+        raise ConfigError(f"output={experiment.output}", f"results cannot be written there: {why}")
+    tracking = experiment.tracking
+    if tracking.kind == "none" or not tracking.uri.startswith(_SQLITE):
+        return
+    # A path may come with options (?timeout=30); :memory: and an empty one are no file.
+    database = Path(tracking.uri.removeprefix(_SQLITE).partition("?")[0])
+    if database.name in ("", ":memory:"):
+        return
+    why = _unwritable(database.parent)  # a journal and the artifacts lie beside the file
+    if why is None and database.is_dir():
+        why = f"{database} is a folder"
+    if why is None and database.exists() and not os.access(database, os.W_OK):
+        why = f"no permission to write {database}"
+    if why is not None:
+        raise ConfigError(
+            f"tracking.uri={tracking.uri}",
+            f"MLflow's file cannot be written there: {why}",
+            hint="tracking.uri=sqlite:////<absolute path>, or tracking=none",
+        )
+
+
+def _unwritable(folder: Path) -> str | None:
+    """Why nothing can be written to a folder that may not be there yet; None where it can.
+
+    It is tried, in the nearest folder that is there: permissions alone say nothing of root, of a file system that is
+    read-only, or of one such as /proc.
+    """
+    try:
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not there.is_dir():
+            return f"{there} is a file"
+        with tempfile.TemporaryDirectory(dir=there, prefix=".writable-"):
+            return None
+    except OSError as error:
+        return f"{error.strerror or error} ({folder})"
 
 
 def docker_answers(timeout_s: float = 2.0) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.config.names import ConfigError
 from orchestrator.planning import hardware, preflight
-from orchestrator.schema import ArmConfig, DockerRunner, Experiment, ProcessRunner
+from orchestrator.schema import ArmConfig, DockerRunner, Experiment, MlflowTracking, NoTracking, ProcessRunner
 from tests import plan_factory
 from tests.unit.test_schema import drafter
 
@@ -120,3 +120,48 @@ def test_the_embedded_engine_without_torch_is_told_so(monkeypatch: pytest.Monkey
     monkeypatch.setattr(preflight, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"(?s)torch, which is not installed.*pip install"):
         preflight.check_machine(experiment(arm("plain")))
+
+
+def in_folders(output: Path | str, uri: str | None = None) -> Experiment:
+    tracking = NoTracking(kind="none") if uri is None else MlflowTracking(kind="mlflow", uri=uri)
+    return experiment(arm("plain")).model_copy(update={"output": str(output), "tracking": tracking})
+
+
+def test_results_that_cannot_be_written_are_told_before_anything_is_measured(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for output, told in (
+        (file, "results cannot be written there: .*/file is a file"),
+        (file / "below", "output=.*/file/below: results cannot be written there"),
+        ("/proc/nope", r"output=/proc/nope: results cannot be written there: .+ \(/proc/nope\)"),
+        (tmp_path / ("n" * 300), "results cannot be written there: File name too long"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            preflight.check_machine(in_folders(output))
+    preflight.check_machine(in_folders(tmp_path / "not" / "yet"))
+    assert list(tmp_path.iterdir()) == [file], "nothing is left behind"
+
+
+def test_a_database_that_cannot_be_written_is_told_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for uri, told in (
+        (
+            "sqlite:////proc/mlflow.db",
+            "tracking.uri=sqlite:////proc/mlflow.db: MLflow's file cannot be written there: ",
+        ),
+        (f"sqlite:///{file}/mlflow.db?timeout=9", "file is a file\n  hint: tracking.uri=sqlite:////<absolute path>"),
+        (f"sqlite:///{tmp_path}", "is a folder"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            preflight.check_machine(in_folders(tmp_path, uri))
+    for uri in (f"sqlite:///{tmp_path}/new/mlflow.db", f"sqlite:///{file}", "sqlite:///:memory:", "http://127.0.0.1:9"):
+        preflight.check_machine(in_folders(tmp_path, uri))
+    results = tmp_path / "results"
+    results.mkdir()
+    monkeypatch.chdir("/proc")
+    with pytest.raises(ConfigError, match="MLflow.s file cannot be written there"):
+        preflight.check_machine(in_folders(results, "sqlite:///mlflow.db"))
+    preflight.check_machine(in_folders(results))
