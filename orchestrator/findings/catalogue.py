@@ -33,7 +33,7 @@ CATALOGUE: dict[str, Entry] = {
     # The run as a whole
     "incomplete": _error("trials are missing: a server failed or the run was stopped"),
     "no_plain_arm": _error("nothing to relate speed and tokens to"),
-    "missing_arm": _warning("an arm that could not run"),
+    "missing_arm": _warning("an arm that could not run, or that stopped before a trial was finished"),
     "drift_not_controlled": _warning("`order: once`, or an odd number of repeats"),
     "drift": _warning("an arm's speed changed by more than 2% between the halves of its repeats"),
     "measured_apart": _warning("trials of several runs are combined"),
@@ -84,6 +84,7 @@ CATALOGUE: dict[str, Entry] = {
     # The machine
     "busy_machine": _warning("other processes used cores of the server's machine: speeds are rough"),
     "client_bottleneck": _warning("the load client used most of a core, or was late enough to move TTFT or TPOT"),
+    "late_releases": _warning("an open loop sent its requests more than 5 ms, or 10% of their mean gap, late (p99)"),
     "telemetry_missing": _warning("nothing was sampled during a trial: what the machine did is not known"),
     "telemetry_gaps": _warning("samples are missing for more than a second of a trial"),
     "throttled": _warning("the GPU throttled for 1% of a trial or more"),

@@ -40,8 +40,9 @@ def findings(summary: Summary, facts: Facts) -> Iterator[Finding]:
         yield finding(
             "embedded", "engine=embedded: a small target on a CPU. Acceptance is real; speed says nothing about a GPU."
         )
+    yield from _releases(summary, facts)
     for arm in summary.arms:
-        yield from _arm(arm)
+        yield from _arm(arm, summary.status)
 
 
 def _repeat_spread(summary: Summary) -> float | None:
@@ -50,9 +51,27 @@ def _repeat_spread(summary: Summary) -> float | None:
     return median(spreads) if spreads else None
 
 
-def _arm(arm: Arm) -> Iterator[Finding]:
+def _releases(summary: Summary, facts: Facts) -> Iterator[Finding]:
+    """Open loops whose requests did not leave at their times."""
+    for arm in summary.arms:
+        open_loops = [usage for name, usage in facts.clients if name == arm.name and usage.late_p99_s is not None]
+        late = [usage for usage in open_loops if usage.late]
+        if late:
+            worst = max(late, key=lambda usage: usage.late_p99_s or 0.0)
+            yield finding(
+                "late_releases",
+                f"{arm.name}: requests were sent late in {len(late)} of {len(open_loops)} trials, at worst "
+                f"{worst.late}. Latencies count from the sending, so the wait before it is in no figure, and the load "
+                "was not the one asked for. The client needs a core that nothing else uses, or a lower load.rate.",
+                arm.name,
+            )
+
+
+def _arm(arm: Arm, status: str) -> Iterator[Finding]:
     if arm.missing:
-        yield finding("missing_arm", f"{arm.name} was not run: {arm.missing}", arm.name)
+        # In a run that failed its server may have been the one that ended, in the middle of a trial.
+        what = "was not run" if status == "finished" else "has no finished trial"
+        yield finding("missing_arm", f"{arm.name} {what}: {arm.missing}", arm.name)
     outcomes = arm.point.metrics.outcomes if arm.point else {}
     failed = {name: count for name, count in outcomes.items() if name != "ok"}
     if failed:

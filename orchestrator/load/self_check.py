@@ -23,6 +23,9 @@ BUSY_SHARE = 0.8
 LAG_S = 1e-3
 LAG_SHARE = 0.1
 """Of the median gap between chunks: a lag above both moves what is measured."""
+LATE_S = 5e-3
+LATE_SHARE = 0.1
+"""Of the mean gap between releases of an open loop. A lateness above either makes another load than was asked for."""
 
 
 class ClientUsage(BaseModel):
@@ -43,6 +46,8 @@ class ClientUsage(BaseModel):
     late_p99_s: float | None = None
     """Open loop: how late requests were sent."""
     late_max_s: float | None = None
+    release_gap_s: float | None = None
+    """Open loop: mean time between the planned releases of two requests; None without two."""
 
     @property
     def cpu_share(self) -> float:
@@ -59,6 +64,16 @@ class ClientUsage(BaseModel):
             late, every = 1000 * self.lag_p99_s, 1000 * gap
             return f"its event loop was up to {late:.1f} ms late (p99), with a chunk every {every:.1f} ms"
         return None
+
+    @property
+    def late(self) -> str | None:
+        """How late the requests of an open loop were sent, where that is too late; None where they were in time."""
+        late, gap = self.late_p99_s, self.release_gap_s
+        if late is None or (late <= LATE_S and (gap is None or late <= LATE_SHARE * gap)):
+            return None
+        most = f", {1000 * self.late_max_s:.1f} ms at most" if self.late_max_s is not None else ""
+        every = f", with one due every {1000 * gap:.1f} ms" if gap is not None else ""
+        return f"up to {1000 * late:.1f} ms late (p99{most}){every}"
 
 
 class Watch:
@@ -83,6 +98,7 @@ class Watch:
         measured = list(records)
         gaps = sorted(gap for record in measured for gap, _ in metrics.inter_token_gaps(record))
         late = sorted(record.late_s for record in measured if record.late_s is not None)
+        due = [record.sent_at - record.late_s for record in measured if record.late_s is not None]
         lags = sorted(self._lags)
         return ClientUsage(
             wall_s=self._wall,
@@ -93,6 +109,7 @@ class Watch:
             chunk_gap_p50_s=_percentile(gaps, 50),
             late_p99_s=_percentile(late, 99),
             late_max_s=late[-1] if late else None,
+            release_gap_s=(max(due) - min(due)) / (len(due) - 1) if len(due) > 1 else None,
         )
 
     def _tick(self) -> None:

@@ -47,10 +47,43 @@ async def block() -> None:
 
 def test_a_client_that_waits_is_no_bottleneck() -> None:
     usage = watch(idle)
-    assert usage.cpu_share < 0.5 and usage.wall_s >= 0.3
+    assert usage.cpu_share < 0.5 and usage.wall_s >= 0.29  # timers count in whole milliseconds
     assert usage.loop_cpu_s <= usage.cpu_s
     assert usage.chunk_gap_p50_s == pytest.approx(0.1)
     assert (usage.late_p99_s, usage.late_max_s) == (pytest.approx(0.00298), 0.003)
+
+
+def test_the_gap_between_releases_is_that_of_their_planned_times() -> None:
+    async def go() -> ClientUsage:
+        with Watch() as watch:
+            pass
+        sent = [(1.0, 0.0), (1.3, 0.1), (1.4, 0.0)]  # due at 1.0, 1.2 and 1.4
+        return watch.usage([record(sent_at=at, late_s=late) for at, late in sent])
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        usage = runner.run(go())
+    assert usage.release_gap_s == pytest.approx(0.2)
+    assert usage.late == "up to 98.0 ms late (p99, 100.0 ms at most), with one due every 200.0 ms"
+
+
+@pytest.mark.parametrize(
+    ("late_s", "gap_s", "late"),
+    [
+        (None, None, False),  # a closed loop
+        (0.0049, 1.0, False),
+        (0.0051, 1.0, True),
+        (0.0011, 0.01, True),  # of a request every 10 ms
+        (0.0009, 0.01, False),
+        (0.0049, None, False),
+        (0.0051, None, True),
+    ],
+)
+def test_where_a_release_is_late(late_s: float | None, gap_s: float | None, late: bool) -> None:
+    usage = ClientUsage(
+        wall_s=10, cpu_s=1, loop_cpu_s=1, lag_p99_s=0, lag_max_s=0, chunk_gap_p50_s=0.02, late_p99_s=late_s,
+        late_max_s=late_s, release_gap_s=gap_s,
+    )  # fmt: skip
+    assert (usage.late is not None) == late
 
 
 def test_a_client_that_burns_its_core_is_a_bottleneck() -> None:
