@@ -48,8 +48,7 @@ def last_value(overrides: Iterable[str], key: str) -> str | None:
 
 
 def quoted(value: str) -> str:
-    """``value`` as it stands in an override, whatever is in it: a quote, a comma, ``${``."""
-    value = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)  # OmegaConf would replace it
+    """``value`` as it stands in an override, whatever quotes, commas and brackets are in it."""
     # Hydra halves backslashes before a quote, those before the closing one included, and no others.
     value = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), value)
     return f"'{value}'"

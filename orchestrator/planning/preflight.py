@@ -72,7 +72,10 @@ def check_machine(experiment: Experiment) -> None:
 
 def check_folders(experiment: Experiment) -> None:
     """Raises ConfigError where results could not be written, which else is told when all was measured."""
-    if (why := _unwritable(Path(experiment.output))) is not None:
+    why = _unwritable(Path(experiment.output))
+    if "${" in experiment.output:  # escaped by the user, but Hydra reads the name of a job's folder twice
+        why = "Hydra would replace what begins with ${"
+    if why is not None:
         raise ConfigError(f"output={experiment.output}", f"results cannot be written there: {why}")
     tracking = experiment.tracking
     if tracking.kind == "none" or not tracking.uri.startswith(_SQLITE):
