@@ -266,7 +266,8 @@ def _cell(records: list[RequestRecord], plain: list[RequestRecord], arm: str, fa
     identical = None
     if facts.temperature == 0 and plain and arm != facts.baseline:
         reference = min(plain, key=lambda record: record.repeat)
-        identical = all(record.output_ids == reference.output_ids for record in records)
+        if all(len(record.output_ids) == record.completion_tokens for record in [reference, *records]):  # ids are told
+            identical = all(record.output_ids == reference.output_ids for record in records)
     return PromptCell(
         tok_s=math.exp(math.fsum(map(math.log, rates)) / len(rates)) if rates else None,
         repeat_spread=max(rates) / min(rates) if len(rates) > 1 else None,

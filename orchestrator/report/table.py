@@ -167,7 +167,7 @@ def headline(summary: Summary) -> str:
         return "No plain arm was measured, so there is no speedup to state."
     found = ranking(summary)
     if not found:
-        return f"Only {base.name} was measured."
+        return f"Only {base.name} has finished trials."
     parts = ", ".join(f"{arm.title} {ratio(speedup, 'x')}" for arm, speedup in found[:3])
     more = f", {len(found) - 3} more below that" if len(found) > 3 else ""
     best = found[0][1]
