@@ -166,7 +166,11 @@ def refuse(experiment: Experiment) -> None:
         raise ConfigError(
             ", ".join(keys),
             f"differs between the arms ({told(keys)}), which makes the comparison unfair: {entry.says}",
-            hint=f"if that is the question, varies=[{varies}]; to compare all the same, allow=[{code}]",
+            hint=(
+                f"to compare all the same, allow=[{code}]; for one comparison per value, -m key=VALUE1,VALUE2"
+                if any(key.partition(".")[0] in ("suite", "load") for key in keys)
+                else f"if that is the question, varies=[{varies}]; to compare all the same, allow=[{code}]"
+            ),
         )
 
 
@@ -210,7 +214,7 @@ def reported(
 def sent(by_arm: Mapping[str, Sequence[RequestRecord]], varies: Sequence[str]) -> list[Difference]:
     """Prompts that reached the arms as different text, or as a different number of tokens where the server applies the
     chat template itself."""
-    if "suite" in varies or "target" in varies:
+    if "target" in varies:
         return []
     prompts: defaultdict[str, dict[str, tuple[str, int | None]]] = defaultdict(dict)
     for arm, records in by_arm.items():

@@ -53,7 +53,7 @@ def test_every_option_has_every_key(name: str) -> None:
             "open one",
         ),
         (option("rate", rate=[0, 1]), "load.rate.0: 0: must be greater than 0"),
-        (option("rate", rate=[]), "load.rate: []: Tuple must have at least 1 item after validation, not 0"),
+        (option("rate", rate=[]), "load.rate: is empty"),
         (option("rate", rate=[1, 1.0]), "load.rate: a load point occurs twice"),
         (
             option("rate", arrival="poison"),
