@@ -137,7 +137,7 @@ def test_the_same_prompt_must_be_the_same_text() -> None:
     (found,) = sent(arms(prompt_tokens=9), ("drafter",))
     assert found.keys == {"a": {"plain": "5 tokens", "x": "9 tokens"}}, "a template that the server applies"
     assert sent(arms(prompt_tokens=9), ("drafter", "suite.enable_thinking")) != []
-    assert sent(arms(prompt_tokens=9), ("suite",)) == []
+    assert sent(arms(prompt_tokens=9), ("target",)) == []
 
 
 @pytest.mark.parametrize(
