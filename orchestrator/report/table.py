@@ -186,7 +186,7 @@ def duel(summary: Summary) -> str:
     names = {arm.name: arm.title for arm in summary.arms}
     ours, theirs, told = names[lead.arm], names[lead.over], ratio(lead.ratio, "x")
     if doubts := [finding.code for finding in summary.findings if finding.code in UNDECIDED]:
-        return f"No verdict between {ours} and {theirs}: {told}, but {', '.join(doubts)} (see above)."
+        return f"No verdict between {ours} and {theirs}: {told}, but {', '.join(doubts)}."
     return f"{ours} over {theirs}: {told}." if lead.shown else f"{ours} is not shown to beat {theirs}: {told}."
 
 
