@@ -32,8 +32,8 @@ def findings(summary: Summary, facts: Facts) -> Iterator[Finding]:
     if share < WEAK and busy(summary):
         yield finding(
             "weak_baseline",
-            f"{arm.name} decodes {how}. The machine was busy with other processes, which slows decoding: this says "
-            "nothing of the plain arm itself, and the speedups are as rough.",
+            f"{arm.name} decodes {how}. The machine was busy with other processes during this run, which may be why: "
+            "this is no verdict on the plain arm, and the speedups are as rough.",
             arm.name,
         )
     elif share < WEAK:
