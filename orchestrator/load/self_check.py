@@ -21,7 +21,6 @@ PERIOD_S = 0.02
 BUSY_SHARE = 0.8
 """Of one core, from which the client counts as the bottleneck."""
 LAG_S = 1e-3
-LAG_SHARE = 0.1
 """Of the median gap between chunks: a lag above both moves what is measured."""
 LATE_S = 5e-3
 LATE_SHARE = 0.1
@@ -53,17 +52,6 @@ class ClientUsage(BaseModel):
     def cpu_share(self) -> float:
         """CPU time of the process per second, in cores."""
         return self.cpu_s / self.wall_s if self.wall_s else 0.0
-
-    @property
-    def bottleneck(self) -> str | None:
-        """Why the client, and not the server, may have set the pace; None where it had time to spare."""
-        if self.cpu_share > BUSY_SHARE:
-            return f"it used {self.cpu_share:.0%} of a core"
-        gap = self.chunk_gap_p50_s
-        if gap is not None and self.lag_p99_s > max(LAG_S, LAG_SHARE * gap):
-            late, every = 1000 * self.lag_p99_s, 1000 * gap
-            return f"its event loop was up to {late:.1f} ms late (p99), with a chunk every {every:.1f} ms"
-        return None
 
     @property
     def late(self) -> str | None:

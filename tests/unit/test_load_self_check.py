@@ -45,7 +45,7 @@ async def block() -> None:
     await asyncio.sleep(0.1)
 
 
-def test_a_client_that_waits_is_no_bottleneck() -> None:
+def test_a_client_that_waits_uses_little() -> None:
     usage = watch(idle)
     assert usage.cpu_share < 0.5 and usage.wall_s >= 0.29  # timers count in whole milliseconds
     assert usage.loop_cpu_s <= usage.cpu_s
@@ -86,41 +86,14 @@ def test_where_a_release_is_late(late_s: float | None, gap_s: float | None, late
     assert (usage.late is not None) == late
 
 
-def test_a_client_that_burns_its_core_is_a_bottleneck() -> None:
+def test_a_client_that_burns_its_core_sees_it() -> None:
     usage = watch(burn)
     assert usage.loop_cpu_s >= 0.3
-    share = usage.cpu_s / usage.wall_s  # on a machine that is busy elsewhere, less than a core
-    judged = usage.model_copy(update={"wall_s": usage.cpu_s / max(share, 0.9), "lag_p99_s": 0.0})
-    assert judged.bottleneck is not None and "of a core" in judged.bottleneck
+    assert usage.cpu_s >= usage.loop_cpu_s and usage.cpu_share == pytest.approx(usage.cpu_s / usage.wall_s)
 
 
 def test_a_blocked_loop_counts_for_every_moment_it_was_blocked() -> None:
     usage = watch(block)
     assert usage.lag_max_s >= 0.5 - PERIOD_S and usage.cpu_share < 0.5
-    assert usage.bottleneck is not None and "late (p99), with a chunk every 100.0 ms" in usage.bottleneck
     late = usage.lag_p99_s
     assert late >= 0.4, "one timer out of some thirty was called late, but some twenty-five were due meanwhile"
-
-
-@pytest.mark.parametrize(
-    ("changes", "bottleneck"),
-    [
-        ({}, False),
-        ({"cpu_s": 8.1}, True),
-        ({"cpu_s": 7.9}, False),
-        ({"lag_p99_s": 0.0021}, True),
-        ({"lag_p99_s": 0.0019}, False),  # of a chunk every 20 ms
-        ({"lag_p99_s": 0.0009, "chunk_gap_p50_s": 0.002}, False),  # below what matters
-        ({"lag_p99_s": 0.5, "chunk_gap_p50_s": None}, False),
-    ],
-)
-def test_where_the_line_is(changes: dict[str, float], bottleneck: bool) -> None:
-    fields = {
-        "wall_s": 10.0,
-        "cpu_s": 1.0,
-        "loop_cpu_s": 1.0,
-        "lag_p99_s": 0.0,
-        "lag_max_s": 0.0,
-        "chunk_gap_p50_s": 0.02,
-    }
-    assert (ClientUsage(**(fields | changes)).bottleneck is not None) == bottleneck
