@@ -21,7 +21,7 @@ PERIOD_S = 0.02
 BUSY_SHARE = 0.8
 """Of one core, from which the client counts as the bottleneck."""
 LAG_S = 1e-3
-"""Of the median gap between chunks: a lag above both moves what is measured."""
+"""A lag up to this moves no figure that is shown."""
 LATE_S = 5e-3
 LATE_SHARE = 0.1
 """Of the mean gap between releases of an open loop. A lateness above either makes another load than was asked for."""
