@@ -283,7 +283,9 @@ def test_tracking_none_logs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_core_does_without_mlflow() -> None:
-    modules: Sequence[str] = ("summary", "findings", "facts", "stats", "report", "projection", "tracking")
+    modules: Sequence[str] = (
+        "analysis.summary", "findings.judge", "analysis.facts", "stats", "report", "projection", "tracking"
+    )  # fmt: skip
     code = f"import sys; import {', '.join(f'orchestrator.{name}' for name in modules)}; " + (
         "print(sorted({'mlflow', 'hydra', 'torch', 'matplotlib', 'docker'} & set(sys.modules)))"
     )
