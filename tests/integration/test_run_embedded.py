@@ -168,7 +168,8 @@ def test_the_plain_target_tells_how_close_its_choices_were(first: First, tmp_pat
     assert answer.top2 is not None and len(answer.top2) == 5
     for token, ((best, best_logprob), (second, second_logprob)) in zip(answer.output_ids, answer.top2, strict=True):
         assert best == token != second and 0 >= best_logprob >= second_logprob
-    forked = plain.model_copy(update={"arm": "ngram", "output_ids": [*plain.output_ids[:4], -1]})
+    changed = {"arm": "ngram", "output_ids": [*plain.output_ids[:4], -1], "completion_tokens": 5}
+    forked = plain.model_copy(update=changed)
     fork = check([plain, answer, forked], "plain")["ngram"].forks[0]
     assert fork.position == 4 and fork.margin == answer.top2[4][0][1] - answer.top2[4][1][1]
 
