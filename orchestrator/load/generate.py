@@ -1,7 +1,8 @@
 """SGLang's ``/generate``.
 
 Its stream is cumulative (each event repeats all text and tokens) or, with ``--incremental-streaming-output``, brings
-the new part only; ``meta_info`` is cumulative in both. Which one it is shows in the first two events with tokens.
+the new part only, of log-probabilities too; all other ``meta_info`` is cumulative in both. Which one it is shows in the
+first two events with tokens.
 """
 
 from __future__ import annotations
@@ -98,15 +99,14 @@ class GenerateReader:
         if answer.finish_reason == "abort":
             answer.fail("error", f"aborted by the server: {reason.get('message') or 'no reason given'}")
         if len(last["output_ids"]) == total:
-            answer.output_ids, answer.text = last["output_ids"], last["text"]
+            answer.output_ids, answer.text, answer.top2 = last["output_ids"], last["text"], _top2([last])
         elif not self._cumulative and sum(len(piece["output_ids"]) for piece in self._pieces) == total:
             answer.output_ids = [token for piece in self._pieces for token in piece["output_ids"]]
-            answer.text = "".join(piece["text"] for piece in self._pieces)
+            answer.text, answer.top2 = "".join(piece["text"] for piece in self._pieces), _top2(self._pieces)
         else:
             form = "neither those of a cumulative nor of an incremental stream"
             answer.fail("error", f"the output_ids are {form} of {total} tokens")
         answer.spec = counters(meta)
-        answer.top2 = _top2(meta)
 
 
 def _counted(data: bytes) -> int | None:
@@ -120,9 +120,9 @@ def _counted(data: bytes) -> int | None:
     return int(digits) if digits.strip().isdigit() else None
 
 
-def _top2(meta: dict[str, Any]) -> Top2 | None:
+def _top2(pieces: list[dict[str, Any]]) -> Top2 | None:
     """``output_top_logprobs`` ([log-probability, token id, text] per candidate) as the record keeps it."""
-    places = meta.get("output_top_logprobs")
+    places = [place for piece in pieces for place in piece["meta_info"].get("output_top_logprobs") or ()]
     if not places or any(len(place) < 2 for place in places):
         return None
     top: Top2 = []

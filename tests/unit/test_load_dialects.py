@@ -84,6 +84,20 @@ def test_the_form_is_found_out_also_when_the_first_event_brings_several_tokens(i
     assert (answer.problem, answer.output_ids) == (None, ids)
 
 
+@pytest.mark.parametrize("incremental", [False, True])
+def test_the_likeliest_tokens_belong_to_their_positions_in_both_forms(incremental: bool) -> None:
+    ids = [5, 6, 7, 8]
+    likely = [[[-0.1 * token, token, None], [-9.0, 99, None]] for token in ids]
+    events = []
+    for before, end in ((0, 1), (1, 3), (3, 4)):
+        start = before if incremental else 0
+        told = {"output_top_logprobs": likely[start:end], **(END if end == 4 else {})}
+        events.append(generated(ids[start:end], end, **told))
+    answer = read(generate.GenerateReader(), *events, b"[DONE]")
+    assert answer.problem is None
+    assert answer.top2 == [((token, pytest.approx(-0.1 * token)), (99, -9.0)) for token in ids]
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_answer_may_come_in_one_event(count: int) -> None:
     ids = [3, 4, 5][:count]
