@@ -24,7 +24,8 @@ class Framing:
         """The part of the body that ``data`` brings."""
         if self.chunked and not self._left and not self._rest:  # the rule is one whole chunk per read
             end = data.find(b"\r\n", 1, 9)
-            if end > 0 and data[:end].isalnum() and data[0] != 48 and len(data) == end + 4 + int(data[:end], 16):
+            size = data[:end] if end > 0 else b"0"
+            if size.isalnum() and size[0] != 48 and len(data) == end + 4 + int(size, 16):
                 return data[end + 2 : -2]
         if self._rest:
             data, self._rest = self._rest + data, b""
