@@ -15,6 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+def device_of() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 @dataclass
 class Generated:
     """Rows of prompt and answer, right-padded with the end token."""
