@@ -82,10 +82,7 @@ class GenerateReader:
                 self._conclude()
         except (KeyError, TypeError, ValueError) as problem:
             answer.fail("error", told(problem))
-        if not self._done:
-            answer.fail("truncated", "the stream ended without [DONE]")
-        if answer.finish_reason is None:
-            answer.fail("error", "the stream ended without a finish reason")
+        answer.end(self._done)
         return answer
 
     def _conclude(self) -> None:

@@ -103,10 +103,7 @@ class OpenAIReader:
             answer.cached_tokens = (self._usage.get("prompt_tokens_details") or {}).get("cached_tokens")
         if answer.finish_reason == "abort":
             answer.fail("error", "aborted by the server")
-        if not self._done:
-            answer.fail("truncated", "the stream ended without [DONE]")
-        if answer.finish_reason is None:
-            answer.fail("error", "the stream ended without a finish reason")
+        answer.end(self._done)
         if answer.completion_tokens is None or self._uncounted:
             answer.fail("error", "the server does not count tokens per chunk (stream_options.continuous_usage_stats)")
         if answer.output_ids and len(answer.output_ids) != answer.completion_tokens:
