@@ -213,10 +213,10 @@ class ProjectedTransition(nn.Module):
 
     def bind(self, embed: Callable[[Tensor], Tensor]) -> None:
         """Work the tables out, [vocab, rank] each; they are not part of a checkpoint."""
-        chunks = [embed(ids) for ids in torch.arange(self.vocab_size).split(4096)]
+        chunks = torch.arange(self.vocab_size).split(4096)  # one at a time: the whole embedding would be a copy
         for name in ("predecessor", "successor"):
             projection = getattr(self, f"{name}_projection").detach()
-            table = torch.cat([(chunk.to(projection) @ projection) for chunk in chunks])
+            table = torch.cat([embed(ids).to(projection) @ projection for ids in chunks])
             self.register_buffer(name, table, persistent=False)
 
 
