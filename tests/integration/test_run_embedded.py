@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -28,14 +25,7 @@ from orchestrator.measuring.interrupt import Interrupt
 from orchestrator.measuring.measure import probe
 from orchestrator.measuring.progress import Display
 from orchestrator.measuring.records import RequestRecord, read_records
-
-ROOT = Path(__file__).parents[2]
-COMMAND = [
-    sys.executable, "-m", "orchestrator", "+experiment=embedded_drafters", "~arms.dflash2", "~arms.dspine",
-    "suite=smoke_2", "tracking=none", "runner=embedded",
-]  # fmt: skip
-# Looks of a path: the command runs outside of the checkout, as a user's does.
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+from tests.command_process import COMMAND, ENVIRONMENT, eventually, going, processes
 
 
 @pytest.fixture(scope="module")
@@ -53,33 +43,12 @@ def run(place: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def start(place: Path, *overrides: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*COMMAND, *overrides], cwd=place, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
 def newest(place: Path) -> Path:
     return max((place / "runs/embedded_drafters").iterdir(), key=lambda path: path.stat().st_mtime)
 
 
 def engines(place: Path) -> list[psutil.Process]:
-    """Engine processes started from a working directory."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        try:
-            if "runners.engine" in (process.info["cmdline"] or []) and Path(process.cwd()) == place:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
-def eventually(condition: Callable[[], Any], seconds: float = 300) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.05)
+    return processes(place, "runners.engine")
 
 
 def kept(place: Path) -> list[RequestRecord]:
@@ -175,22 +144,16 @@ def test_the_plain_target_tells_how_close_its_choices_were(first: First, tmp_pat
 
 
 @pytest.fixture
-def going(place: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+def under_way(place: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """A run that has its first record of the plain arm, in a place of its own."""
-    process = start(tmp_path, LONGER)
-    try:
-        eventually(lambda: kept(tmp_path) or process.poll() is not None)
-        assert process.poll() is None, process.communicate()[0]
+    with going(tmp_path, lambda: kept(tmp_path), LONGER) as process:
         yield process, tmp_path
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_ctrl_c_stops_the_server_keeps_the_records_and_the_next_run_goes_on(
-    going: tuple[subprocess.Popen[str], Path],
+    under_way: tuple[subprocess.Popen[str], Path],
 ) -> None:
-    process, place = going
+    process, place = under_way
     before = len(kept(place))
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
@@ -205,8 +168,8 @@ def test_ctrl_c_stops_the_server_keeps_the_records_and_the_next_run_goes_on(
     assert read_summary(newest(place) / "summary.json").status == "finished"
 
 
-def test_a_killed_orchestrator_leaves_no_server_behind(going: tuple[subprocess.Popen[str], Path]) -> None:
-    process, place = going
+def test_a_killed_orchestrator_leaves_no_server_behind(under_way: tuple[subprocess.Popen[str], Path]) -> None:
+    process, place = under_way
     assert len(engines(place)) == 1
     process.kill()
     process.wait()
@@ -214,8 +177,8 @@ def test_a_killed_orchestrator_leaves_no_server_behind(going: tuple[subprocess.P
     assert kept(place)[0].outcome == "ok"
 
 
-def test_a_server_that_dies_fails_its_arm_and_not_the_other(going: tuple[subprocess.Popen[str], Path]) -> None:
-    process, place = going
+def test_a_server_that_dies_fails_its_arm_and_not_the_other(under_way: tuple[subprocess.Popen[str], Path]) -> None:
+    process, place = under_way
     (engine,) = engines(place)
     engine.kill()
     out, _ = process.communicate(timeout=600)

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -22,44 +16,11 @@ from orchestrator.measuring.records import RequestRecord
 from orchestrator.telemetry import samples
 from orchestrator.telemetry.sampler import Sampler
 from orchestrator.telemetry.window import usage
+from tests.command_process import eventually, going, processes, start
 from tests.engine_process import Engine, running
 from tests.record_factory import record
 
-ROOT = Path(__file__).parents[2]
-COMMAND = [
-    sys.executable, "-m", "orchestrator", "+experiment=embedded_drafters", "~arms.dflash2", "~arms.dspine",
-    "suite=smoke_2", "tracking=none", "runner=embedded",
-]  # fmt: skip
 LONGER = "suite.max_new_tokens.default=96"
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-
-
-def start(place: Path, *overrides: str) -> subprocess.Popen[str]:
-    command = [*COMMAND, *overrides]
-    return subprocess.Popen(
-        command, cwd=place, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
-def processes(place: Path, module: str) -> list[psutil.Process]:
-    """Processes of a module that were started from a working directory and live."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        try:
-            mine = module in (process.info["cmdline"] or []) and Path(process.cwd()) == place
-            if mine and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
-def eventually(condition: Callable[[], Any], seconds: float = 180) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.05)
-    return found
 
 
 def telemetry(place: Path) -> list[Path]:
@@ -153,15 +114,10 @@ def test_memory_and_time_are_those_that_the_system_counts(target_folder: Path, t
 
 
 def test_a_server_that_is_killed_costs_its_run_and_not_the_sampler(target_folder: Path, tmp_path: Path) -> None:
-    run = start(tmp_path, LONGER)
-    try:
-        eventually(lambda: serving(tmp_path))
+    with going(tmp_path, lambda: serving(tmp_path), LONGER) as run:
         (engine,) = processes(tmp_path, "runners.engine")
         engine.kill()
         said, _ = run.communicate(timeout=300)
-    finally:
-        run.kill()
-        run.wait()
     assert run.returncode == 1 and "it was killed (signal 9)" in said
     first = samples.read(telemetry(tmp_path)[0])
     assert first.end == {"kind": "end", "code": 0, "said": ""}, "the sampler ended when it was told to"
@@ -171,15 +127,10 @@ def test_a_server_that_is_killed_costs_its_run_and_not_the_sampler(target_folder
 
 
 def test_a_killed_sampler_is_told_and_costs_no_trial(target_folder: Path, tmp_path: Path) -> None:
-    run = start(tmp_path, LONGER)
-    try:
-        eventually(lambda: serving(tmp_path))
+    with going(tmp_path, lambda: serving(tmp_path), LONGER) as run:
         (sampler,) = processes(tmp_path, "runners.telemetry")
         sampler.kill()
         said, _ = run.communicate(timeout=300)
-    finally:
-        run.kill()
-        run.wait()
     assert run.returncode == 0, said
     (directory,) = (tmp_path / "runs/embedded_drafters").iterdir()
     summary = read_summary(directory / "summary.json")
@@ -189,11 +140,7 @@ def test_a_killed_sampler_is_told_and_costs_no_trial(target_folder: Path, tmp_pa
 
 
 def test_no_sampler_outlives_an_orchestrator_that_was_killed(target_folder: Path, tmp_path: Path) -> None:
-    run = start(tmp_path, LONGER)
-    try:
-        eventually(lambda: processes(tmp_path, "runners.telemetry"))
-    finally:
-        os.kill(run.pid, signal.SIGKILL)
-        run.wait()
+    with going(tmp_path, lambda: processes(tmp_path, "runners.telemetry"), LONGER):
+        pass
     eventually(lambda: not processes(tmp_path, "runners.telemetry"), 10)
     eventually(lambda: not processes(tmp_path, "runners.engine"), 60)
