@@ -1,10 +1,27 @@
-"""Builds request records for tests, field by field; what a test does not name has a plain default."""
+"""Builds requests and their records for tests, field by field; what a test does not name has a plain default."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from orchestrator.load.request import Request, Sampling
 from orchestrator.measuring.records import RequestRecord, SpecCounters
+
+
+def request(tokens: int = 7, **fields: Any) -> Request:
+    """A measured request for ``tokens`` tokens, or with ``sampling`` of its own."""
+    defaults: dict[str, Any] = {
+        "text": "prompt",
+        "sampling": Sampling(max_new_tokens=tokens),
+        "trial_key": "t0",
+        "arm": "plain",
+        "session_index": 0,
+        "phase": "measure",
+        "prompt_id": "p0",
+        "category": "short",
+        "repeat": 0,
+    }
+    return Request(**(defaults | fields))
 
 
 def record(**fields: Any) -> RequestRecord:

@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 
 from orchestrator import report
-from orchestrator.analysis.results import Arm, Summary, read_summary
+from orchestrator.analysis.results import Summary, read_summary
 from orchestrator.measuring import execute
 from orchestrator.schema import ArmConfig
 from runners.base import ServerFailure, ServerHandle
 from tests.calibrated_server import Line, write_script
 from tests.plan_factory import arm, comparison, load, suite
+from tests.traps import arm as arm_of
 
 PROMPTS, REPEATS, LIMIT, PROPOSED = 4, 2, 24, 3
 CORRECT = [
@@ -118,10 +119,6 @@ def logged(folder: Path, name: str) -> list[dict[str, Any]]:
 
 def near(truth: float) -> Any:
     return pytest.approx(truth, rel=0.01)
-
-
-def arm_of(summary: Summary, name: str) -> Arm:
-    return next(one for one in summary.arms if one.name == name)
 
 
 @pytest.mark.parametrize("name", ["plain", "ngram"])

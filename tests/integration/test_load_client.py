@@ -16,7 +16,7 @@ from orchestrator.load.arrivals import schedule
 from orchestrator.load.loops import closed_loop, open_loop
 from orchestrator.load.request import Endpoint, Limits, Request, Sampling
 from orchestrator.measuring.records import RequestRecord
-from tests import tiny_llama
+from tests import record_factory, tiny_llama
 from tests.engine_process import START_S, Engine, running
 
 LIMITS = Limits(timeout_s=60, stall_timeout_s=30)
@@ -36,20 +36,11 @@ def in_loop(work: Coroutine[Any, Any, None]) -> None:
 
 
 def request(number: int, endpoint: Endpoint = "generate", tokens: int = 40) -> Request:
-    return Request(
-        text="a bad cab abcdef " * (1 + number % 3),
-        sampling=Sampling(max_new_tokens=tokens, ignore_eos=True),
-        trial_key="t",
-        arm="ngram",
-        session_index=0,
-        phase="measure",
-        prompt_id=f"p{number}",
-        category="short",
-        repeat=0,
-        endpoint=endpoint,
-        model="tiny",
+    return record_factory.request(
+        text="a bad cab abcdef " * (1 + number % 3), sampling=Sampling(max_new_tokens=tokens, ignore_eos=True),
+        arm="ngram", prompt_id=f"p{number}", endpoint=endpoint, model="tiny",
         messages=({"role": "user", "content": "a bad cab"},),
-    )
+    )  # fmt: skip
 
 
 def test_every_endpoint_counts_the_same_tokens_of_the_same_prompt(drafting: Engine) -> None:

@@ -20,9 +20,9 @@ from orchestrator.measuring.records import RequestRecord
 from orchestrator.telemetry import samples, window
 from orchestrator.telemetry.window import TrialUsage
 from tests.fake_server import Fake, serve
+from tests.record_factory import request
 from tests.synthetic import facts, records
 from tests.telemetry_factory import tenths, write
-from tests.unit.test_load_client import request
 
 RUN = records()
 """SYNTHETIC: TTFT, TPOT and lengths are known."""

@@ -19,23 +19,9 @@ from orchestrator.load.request import Limits, Request, Sampling
 from orchestrator.load.send import send
 from orchestrator.measuring.records import RequestRecord
 from tests.fake_server import Fake, serve
+from tests.record_factory import request
 
 LIMITS = Limits(timeout_s=10.0, stall_timeout_s=10.0)
-
-
-def request(tokens: int = 7, **fields: Any) -> Request:
-    defaults: dict[str, Any] = {
-        "text": "prompt",
-        "sampling": Sampling(max_new_tokens=tokens),
-        "trial_key": "t0",
-        "arm": "plain",
-        "session_index": 0,
-        "phase": "measure",
-        "prompt_id": "p0",
-        "category": "short",
-        "repeat": 0,
-    }
-    return Request(**(defaults | fields))
 
 
 def ask(fake: Fake, one: Request | None = None, limits: Limits = LIMITS) -> RequestRecord:

@@ -12,6 +12,7 @@ from orchestrator.load import generate, openai
 from orchestrator.load.answer import Answer, Reader, message
 from orchestrator.load.request import Request, Sampling
 from orchestrator.measuring.records import SpecCounters
+from tests import record_factory
 
 COUNTERS: dict[str, Any] = {
     "spec_verify_ct": 2,
@@ -22,14 +23,9 @@ COUNTERS: dict[str, Any] = {
 
 
 def request(**fields: Any) -> Request:
-    defaults: dict[str, Any] = {
-        "text": "<user>Hi",
-        "sampling": Sampling(max_new_tokens=9, temperature=0.5, top_p=0.9, top_k=40, seed=7, stop=("X",)),
-        "trial_key": "t", "arm": "plain", "session_index": 0, "phase": "measure", "prompt_id": "p", "category": "short",
-        "repeat": 0, "model": "target", "messages": ({"role": "user", "content": "Hi"},),
-        "template_kwargs": {"enable_thinking": False},
-    }  # fmt: skip
-    return Request(**(defaults | fields))
+    sampling = Sampling(max_new_tokens=9, temperature=0.5, top_p=0.9, top_k=40, seed=7, stop=("X",))
+    chat = {"messages": ({"role": "user", "content": "Hi"},), "template_kwargs": {"enable_thinking": False}}
+    return record_factory.request(**({"text": "<user>Hi", "sampling": sampling, "model": "target", **chat} | fields))
 
 
 def read(reader: Reader, *events: Any) -> Answer:

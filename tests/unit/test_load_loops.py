@@ -18,8 +18,7 @@ from orchestrator.load.timer import Alarm, Timer
 from orchestrator.load.window import full_load, full_load_tok_s, tokens_between
 from orchestrator.measuring.records import RequestRecord
 from tests.fake_server import Fake, serve
-from tests.record_factory import record
-from tests.unit.test_load_client import request
+from tests.record_factory import record, request
 
 LIMITS = Limits(timeout_s=20, stall_timeout_s=20)
 

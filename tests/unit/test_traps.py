@@ -20,14 +20,14 @@ from orchestrator.analysis.summary import summarize
 from orchestrator.analysis.verdict import REFUSED, exit_code
 from orchestrator.config.names import ConfigError
 from orchestrator.load import generate
-from orchestrator.load.request import Request, Sampling
+from orchestrator.load.request import Sampling
 from orchestrator.load.window import full_load_tok_s
 from orchestrator.measuring.measure import warmup_count
 from orchestrator.measuring.records import RequestRecord
 from orchestrator.measuring.server_totals import Reading, TrialTotals, check
 from orchestrator.schema import Checkpoint, Suite
 from tests import plan_factory, synthetic
-from tests.record_factory import counters, record
+from tests.record_factory import counters, record, request
 from tests.traps import arm, changed, found, served
 
 
@@ -241,8 +241,7 @@ def test_output_that_loops_is_told(run: list[RequestRecord]) -> None:
 
 
 def test_sampling_every_parameter_is_sent_so_no_server_default_decides(run: list[RequestRecord]) -> None:
-    sampling = Sampling(max_new_tokens=8, temperature=0.7)
-    asked = Request("text", sampling, "t0", "plain", 0, "measure", "p0", "short", 0)
+    asked = request(sampling=Sampling(max_new_tokens=8, temperature=0.7))
     sent = json.loads(generate.body(asked))["sampling_params"]
     assert {"temperature", "top_p", "top_k", "ignore_eos"} <= set(sent)
     assert sent["top_k"] == -1, "off, where a client's 1 would be greedy"
