@@ -27,8 +27,6 @@ _PINNED: dict[str, FlagValue] = {
     "min-free-slots-delay": 1,
 }
 _LISTS = frozenset(name for version in KNOWN for name, flag in known.flags(version).items() if flag.takes == "list")
-_UNPIPELINED = frozenset({"pp-size"})
-"""Flags that forbid the pinned ones when they are above 1."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,7 @@ def settings(config: ServerConfig) -> dict[str, FlagValue]:
         if name in free:
             raise ConfigError(f"server_args.{flag}", f"is given twice: it is another name of --{name}")
         free[name] = value
-    pinned = {} if any(_above_one(free.get(flag)) for flag in _UNPIPELINED) else _PINNED
+    pinned = {} if _above_one(free.get("pp-size")) else _PINNED  # pipelining forbids what is pinned
     return {**managed, **pinned, **free}
 
 

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import total_ordering
 
 _NUMBER = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:\.post\d+)?")
 
 
-@total_ordering
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Version:
     """Three numbers; post-releases and build suffixes change no flag and are dropped."""
 
     major: int
     minor: int
     patch: int
-
-    def __lt__(self, other: Version) -> bool:
-        return (self.major, self.minor, self.patch) < (other.major, other.minor, other.patch)
 
     def __str__(self) -> str:
         return f"{self.major}.{self.minor}.{self.patch}"
