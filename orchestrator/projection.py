@@ -213,7 +213,7 @@ def _speed(point: Point) -> Metrics:
         "output/tokens": measured.output_tokens,
         "output/repeated_4grams": measured.repeated_4grams,
         "requests/ok": measured.requests,
-        "requests/failed": sum(count for outcome, count in measured.outcomes.items() if outcome != "ok"),
+        "requests/failed": sum(measured.failed.values()),
     }
     metrics |= {f"throughput/output_tok_s_{category}": rate for category, rate in point.tok_s_by_category.items()}
     if point.speedup:

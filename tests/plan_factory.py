@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from orchestrator.planning.plan import Plan, ServerSession, Trial, session_order
+from orchestrator.planning.plan import Plan, ServerSession, Trial, session_order, warmup_requests
 from orchestrator.schema import (
     ArmConfig,
     Attention,
@@ -104,7 +104,7 @@ def comparison(output: Path, *arms: ArmConfig, tag: str = "") -> tuple[Experimen
                     concurrency=concurrency,
                     rate=rate,
                     endpoint=config.load.endpoint,
-                    warmup_requests=config.load.warmup_requests,
+                    warmup_requests=warmup_requests(config, concurrency),
                     request_timeout_s=config.load.request_timeout_s,
                     stall_timeout_s=config.load.stall_timeout_s,
                 )

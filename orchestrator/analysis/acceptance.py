@@ -12,6 +12,7 @@ from itertools import pairwise, zip_longest
 
 from pydantic import BaseModel, ConfigDict
 
+from orchestrator.analysis import metrics
 from orchestrator.measuring.records import RequestRecord, SpecCounters
 from orchestrator.stats import ratio_of_sums
 
@@ -81,7 +82,7 @@ def independent(records: Iterable[RequestRecord], temperature: float) -> list[Re
 
     A greedy repeat has the same text and the same drafts, so it adds timing and no acceptance.
     """
-    ended = [record for record in records if record.outcome == "ok" and record.phase == "measure"]
+    ended = metrics.measured(records)
     if temperature > 0:
         return ended
     first: dict[str, RequestRecord] = {}

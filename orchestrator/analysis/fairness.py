@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from orchestrator.config.names import ConfigError
 from orchestrator.measuring.records import RequestRecord
-from orchestrator.planning.plan import unexpected_differences
+from orchestrator.planning.plan import unexpected_differences, within
 from orchestrator.schema import Experiment
 
 Values = dict[str, Any]
@@ -154,18 +154,24 @@ def configured(differences: Mapping[str, Values]) -> list[Difference]:
     return _grouped((_configured_code(key), key, values) for key, values in differences.items())
 
 
+def refuses(code: str, allow: Sequence[str]) -> bool:
+    """Whether a difference found under this name makes a comparison one that is refused."""
+    from orchestrator.findings.catalogue import CATALOGUE
+
+    return CATALOGUE[code].withholds and code not in allow
+
+
 def refuse(experiment: Experiment) -> None:
     """Raises ConfigError where the configuration alone makes the comparison one that would be refused."""
     from orchestrator.findings.catalogue import CATALOGUE
 
     for code, keys in configured(unexpected_differences(experiment)):
-        entry = CATALOGUE[code]
-        if not entry.withholds or code in experiment.allow:
+        if not refuses(code, experiment.allow):
             continue
         varies = ",".join([*experiment.varies, *keys])
         raise ConfigError(
             ", ".join(keys),
-            f"differs between the arms ({told(keys)}), which makes the comparison unfair: {entry.says}",
+            f"differs between the arms ({told(keys)}), which makes the comparison unfair: {CATALOGUE[code].says}",
             hint=(
                 f"to compare all the same, allow=[{code}]; for one comparison per value, -m key=VALUE1,VALUE2"
                 if any(key.partition(".")[0] in ("suite", "load") for key in keys)
@@ -281,4 +287,4 @@ def _declared(key: str, config: str, varies: Sequence[str]) -> bool:
     """Whether a reported key is among what varies: through its config key, or as a free flag."""
     flags = {name.rpartition(".")[2].replace("-", "_") for name in varies if "server_args." in name}
     free = config.endswith("server_args") and ("server_args" in varies or key.partition(".")[0] in flags)
-    return free or any(config == name or config.startswith(f"{name}.") for name in varies)
+    return free or within(config, varies)

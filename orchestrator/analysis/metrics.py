@@ -57,6 +57,11 @@ class Metrics(BaseModel):
     repeated_4grams: float | None
     """Share of 4-grams of the output that occurred before in the same output; looping text flatters a drafter."""
 
+    @property
+    def failed(self) -> dict[str, int]:
+        """Requests that did not end well, by outcome."""
+        return {outcome: count for outcome, count in self.outcomes.items() if outcome != "ok"}
+
 
 def measured(records: Iterable[RequestRecord]) -> list[RequestRecord]:
     """Well-ended requests of the measured phase."""
@@ -66,7 +71,7 @@ def measured(records: Iterable[RequestRecord]) -> list[RequestRecord]:
 def compute(records: Sequence[RequestRecord]) -> Metrics:
     """Metrics of one trial, or of a set of requests when the throughput of the whole is not read."""
     ok = measured(records)
-    wall = _wall_s(ok)
+    wall = wall_s(ok)
     tokens = sum(record.completion_tokens or 0 for record in ok)
     repeated, total = map(sum, zip(*(ngram_counts(record.output_ids) for record in ok), strict=True)) if ok else (0, 0)
     return Metrics(
@@ -128,7 +133,8 @@ def percentile(ordered: Sequence[float], q: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def _wall_s(records: Sequence[RequestRecord]) -> float | None:
+def wall_s(records: Sequence[RequestRecord]) -> float | None:
+    """From the first sending to the last byte, s; of one trial, since clocks are comparable inside it only."""
     if not records or any(record.e2e_s is None for record in records):
         return None
     start = min(record.sent_at for record in records)

@@ -16,7 +16,7 @@ from orchestrator.analysis.results import Arm, Lead, Memory, Point, PromptCell, 
 from orchestrator.analysis.verdict import withhold
 from orchestrator.config.masking import mask, mask_command
 from orchestrator.findings.judge import judge
-from orchestrator.load.window import full_load, tokens_between
+from orchestrator.load.window import full_load_tok_s
 from orchestrator.measuring import server_totals
 from orchestrator.measuring.records import RequestRecord
 from orchestrator.stats import PairedRatio, Restarts, paired_ratio
@@ -38,6 +38,7 @@ def summarize(records: Iterable[RequestRecord], facts: Facts) -> Summary:
             by_arm[record.arm].append(record)
     checked = _checked(measured, facts)
     arms = [_arm(arm, by_arm, checked.get(arm.name), facts) for arm in facts.arms]
+    headline = _headline_records(by_arm, facts)
     times = [record.sent_wall_time for record in measured]
     summary = Summary(
         comparison=facts.comparison,
@@ -54,12 +55,12 @@ def summarize(records: Iterable[RequestRecord], facts: Facts) -> Summary:
         finished=max((record.sent_wall_time + (record.e2e_s or 0.0) for record in measured), default=0.0),
         order=[session.arm for session in facts.sessions],
         arms=arms,
-        prompts=_prompts(by_arm, facts),
+        prompts=_prompts(headline, facts),
         findings=[],
         config=mask(facts.config),
         environment=mask(facts.environment),
         published=list(facts.published),
-        lead=_lead(arms, by_arm, facts),
+        lead=_lead(arms, headline, facts),
     )
     return withhold(summary.model_copy(update={"findings": judge(summary, facts, by_arm)}))
 
@@ -116,12 +117,9 @@ def _memory(sessions: Sequence[SessionFacts], points: Sequence[Point], facts: Fa
 
 def _points(name: str, by_arm: Mapping[str, list[RequestRecord]], facts: Facts) -> list[Point]:
     arms = {arm: _by_load(records, facts) for arm, records in by_arm.items()}
-    ordered = sorted(
-        arms.get(name, {}), key=lambda load: (load.concurrency is None, load.concurrency or 0, load.rate or 0)
-    )
     return [
         _point(name, load, {arm: loads[load] for arm, loads in arms.items() if load in loads}, facts)
-        for load in ordered
+        for load in sorted(arms.get(name, {}), key=_rising)
     ]
 
 
@@ -145,7 +143,7 @@ def _point(name: str, load: TrialFacts, arms: Mapping[str, list[RequestRecord]],
         output_tok_s=_rate(map(evidence.whole, ok)),
         decode_tok_s=_rate(map(evidence.decode, ok)),
         system_tok_s=_system_tok_s(ok),
-        full_load_tok_s=_full_load_tok_s(records, load.concurrency),
+        full_load_tok_s=full_load_tok_s(_by_trial(records).values(), load.concurrency),
         tok_s_by_category={
             category: rate for category, group in groups.items() if (rate := _rate(map(evidence.whole, group)))
         },
@@ -187,19 +185,8 @@ def _step_ms(records: Sequence[RequestRecord]) -> float | None:
 
 def _system_tok_s(records: Sequence[RequestRecord]) -> float | None:
     """All output tokens over the summed wall time of the trials (clocks are comparable inside one trial only)."""
-    trials: defaultdict[str, list[RequestRecord]] = defaultdict(list)
-    for record in records:
-        trials[record.trial_key].append(record)
-    results = [metrics.compute(group) for group in trials.values()]
-    wall = math.fsum(result.wall_s or 0.0 for result in results)
-    return sum(result.output_tokens for result in results) / wall if wall else None
-
-
-def _full_load_tok_s(records: Sequence[RequestRecord], concurrency: int | None) -> float | None:
-    """Output tokens per second while the load was full, over all trials that had such a time."""
-    spans = [(trial, span) for trial in _by_trial(records).values() if (span := full_load(trial, concurrency))]
-    seconds = math.fsum(end - start for _, (start, end) in spans)
-    return sum(tokens_between(trial, *span) for trial, span in spans) / seconds if seconds else None
+    wall = math.fsum(metrics.wall_s(trial) or 0.0 for trial in _by_trial(records).values())
+    return sum(record.completion_tokens or 0 for record in records) / wall if wall else None
 
 
 def _speedup(
@@ -215,12 +202,12 @@ def _speedup(
     return paired_ratio(ours, theirs, restarts)
 
 
-def _lead(arms: Sequence[Arm], by_arm: Mapping[str, list[RequestRecord]], facts: Facts) -> Lead | None:
+def _lead(arms: Sequence[Arm], records: Mapping[str, list[RequestRecord]], facts: Facts) -> Lead | None:
+    """``records``: of `_headline_records`."""
     found = [(arm.point.speedup.ratio, arm.name) for arm in arms if arm.point and arm.point.speedup]
     if len(found) < 2:
         return None
     (_, first), (_, second) = sorted(found, reverse=True)[:2]
-    records = _headline_records(by_arm, facts)
     restarts = evidence.restarts(records, facts.comparison, evidence.whole)
     ratio = _speedup(records[first], records[second], facts, evidence.whole, restarts)
     return Lead(arm=first, over=second, ratio=ratio) if ratio else None
@@ -232,14 +219,12 @@ def _headline_records(by_arm: Mapping[str, list[RequestRecord]], facts: Facts) -
     for arm in facts.arms:
         loads = _by_load(by_arm.get(arm.name, []), facts)
         if loads:
-            first = min(loads, key=lambda load: (load.concurrency is None, load.concurrency or 0, load.rate or 0))
-            found[arm.name] = metrics.measured(loads[first])
+            found[arm.name] = metrics.measured(loads[min(loads, key=_rising)])
     return found
 
 
-def _prompts(by_arm: Mapping[str, list[RequestRecord]], facts: Facts) -> list[PromptRow]:
+def _prompts(headline: Mapping[str, list[RequestRecord]], facts: Facts) -> list[PromptRow]:
     """One row per prompt at each arm's headline load point, in the order of measurement."""
-    headline = _headline_records(by_arm, facts)
     plain = headline.get(facts.baseline or "", [])
     names = {record.prompt_id: record.category for group in headline.values() for record in group}
     rows = []
@@ -280,6 +265,11 @@ def _cell(records: list[RequestRecord], plain: list[RequestRecord], arm: str, fa
         identical=identical,
         text=first.text,
     )
+
+
+def _rising(load: TrialFacts) -> tuple[bool, int, float]:
+    """Order of load points: closed loops by concurrency, then open ones by rate."""
+    return load.concurrency is None, load.concurrency or 0, load.rate or 0
 
 
 def _by_load(records: Iterable[RequestRecord], facts: Facts) -> dict[TrialFacts, list[RequestRecord]]:

@@ -33,5 +33,5 @@ def exit_code(summary: Summary) -> int:
     by name is no error."""
     if summary.withheld:
         return REFUSED
-    outcomes = {outcome for arm in summary.arms for point in arm.points for outcome in point.metrics.outcomes}
-    return int(outcomes - {"ok"} != set() or any(finding.severity == "error" for finding in summary.findings))
+    failed = any(point.metrics.failed for arm in summary.arms for point in arm.points)
+    return int(failed or any(finding.severity == "error" for finding in summary.findings))

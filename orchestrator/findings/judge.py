@@ -18,13 +18,13 @@ THEMES: tuple[Callable[[Summary, Facts], Iterator[Finding]], ...] = (
 ORDER: dict[Severity, int] = {"error": 0, "warning": 1, "note": 2}
 
 
-def judge(summary: Summary, facts: Facts, by_arm: Mapping[str, Sequence[RequestRecord]] | None = None) -> list[Finding]:
+def judge(summary: Summary, facts: Facts, by_arm: Mapping[str, Sequence[RequestRecord]]) -> list[Finding]:
     """What every theme finds, the most severe first; an error that the config allows by name becomes a warning.
 
     ``by_arm``: the records of the measured phase.
     """
     found = [one for theme in THEMES for one in theme(summary, facts)]
-    found += fairness.findings(summary, facts, by_arm or {})
+    found += fairness.findings(summary, facts, by_arm)
     codes = {one.code for one in found}
     found += [
         finding("unused_allow", f"allow names {code}, which was not found: it would hide the next one.")

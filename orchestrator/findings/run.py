@@ -72,12 +72,10 @@ def _arm(arm: Arm, status: str) -> Iterator[Finding]:
         # In a run that failed its server may have been the one that ended, in the middle of a trial.
         what = "was not run" if status == "finished" else "has no finished trial"
         yield finding("missing_arm", f"{arm.name} {what}: {arm.missing}", arm.name)
-    outcomes = arm.point.metrics.outcomes if arm.point else {}
-    failed = {name: count for name, count in outcomes.items() if name != "ok"}
-    if failed:
+    if arm.point and (failed := arm.point.metrics.failed):
         yield finding(
             "failed_requests",
-            f"{arm.name}: {sum(failed.values())} of {sum(outcomes.values())} requests did not end well "
-            f"({', '.join(f'{name} {count}' for name, count in failed.items())}); no figure contains them.",
+            f"{arm.name}: {sum(failed.values())} of {sum(arm.point.metrics.outcomes.values())} requests did not end "
+            f"well ({', '.join(f'{name} {count}' for name, count in failed.items())}); no figure contains them.",
             arm.name,
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from orchestrator.measuring.records import RequestRecord
@@ -38,7 +39,8 @@ def tokens_between(records: Sequence[RequestRecord], start: float, end: float) -
     )
 
 
-def full_load_tok_s(records: Sequence[RequestRecord], concurrency: int | None) -> float | None:
-    """Output tokens/s of one trial while its load was full; None where it never was."""
-    span = full_load(records, concurrency)
-    return tokens_between(records, *span) / (span[1] - span[0]) if span else None
+def full_load_tok_s(trials: Iterable[Sequence[RequestRecord]], concurrency: int | None) -> float | None:
+    """Output tokens/s while the load was full, over all trials that had such a time; None where none had."""
+    spans = [(trial, span) for trial in trials if (span := full_load(trial, concurrency))]
+    seconds = math.fsum(end - start for _, (start, end) in spans)
+    return sum(tokens_between(trial, *span) for trial, span in spans) / seconds if seconds else None

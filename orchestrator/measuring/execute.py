@@ -23,7 +23,7 @@ from orchestrator.config.masking import mask
 from orchestrator.config.server_config import start_options
 from orchestrator.measuring import store
 from orchestrator.measuring.interrupt import Interrupt, Interrupted
-from orchestrator.measuring.measure import measure, probe, warmup_count
+from orchestrator.measuring.measure import measure, probe
 from orchestrator.measuring.progress import Display
 from orchestrator.measuring.store import Store
 from orchestrator.planning import environment
@@ -128,8 +128,7 @@ def _next_round(
     speedups = {arm.name: arm.point.speedup for arm in result.arms if arm.point and arm.point.speedup}
     if not speedups:
         return None
-    repeats = 1 + max(trial.repeat for trial in plan.trials)
-    decision = decide(speedups, repeats, experiment.stop.width, experiment.stop.max_repeats)
+    decision = decide(speedups, plan.repeats, experiment.stop.width, experiment.stop.max_repeats)
     display.note(decision.text)
     return extended(plan) if decision.more else None
 
@@ -183,7 +182,7 @@ def _probe_forks(experiment: Experiment, plan: Plan, trials: Store, display: Dis
 
 def _requests(sessions: Sequence[ServerSession], todo: dict[int, list[Trial]]) -> int:
     return sum(
-        len(session.arm.suite.prompts) + warmup_count(trial, session.arm.suite)
+        len(session.arm.suite.prompts) + trial.load.warmup_requests
         for session in sessions
         for trial in todo[session.index]
     )

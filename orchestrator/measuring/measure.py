@@ -153,14 +153,6 @@ def warmup_prompts(suite: Suite, count: int) -> list[Prompt]:
     return list(islice(cycle(spread), count))
 
 
-def warmup_count(trial: Trial, suite: Suite) -> int:
-    """Requests before a trial: what the load asks for, but a full batch and each category at least; 0 turns it off."""
-    load = trial.load
-    if load.warmup_requests == 0:
-        return 0
-    return max(load.warmup_requests, load.concurrency or 0, len({prompt.category for prompt in suite.prompts}))
-
-
 def request_seed(suite: Suite, prompt: Prompt, repeat: int) -> int:
     """Sampling seed of a request, equal in every arm and different for every prompt and repeat."""
     digest = hashlib.sha256(f"{suite.seed}/{prompt.id}/{repeat}".encode()).digest()
@@ -187,7 +179,7 @@ async def _trial(
             text = texts[prompt.id]
             yield _request(arm, prompt, text, trial.repeat, trial.key, trial.session_index, phase, limit, load.endpoint)
 
-    count = warmup_count(trial, suite)
+    count = load.warmup_requests
     if count:
         status("warming up")
         warm: list[RequestRecord] = []

@@ -86,7 +86,7 @@ def trial_line(place: str, records: Sequence[RequestRecord]) -> str:
     accepted = acceptance.pooled(metrics.measured(records))
     if accepted:
         parts.append(f"tau {accepted.tau:.2f}")
-    failed = {outcome: count for outcome, count in figures.outcomes.items() if outcome != "ok"}
+    failed = figures.failed
     if failed:
         parts.append("not well ended: " + ", ".join(f"{count} {outcome}" for outcome, count in failed.items()))
     return " · ".join(parts)

@@ -6,11 +6,11 @@ import os
 import platform
 import subprocess
 import sys
-from importlib import metadata
 from typing import Any
 
 from orchestrator.paths import package_root
 from orchestrator.planning import hardware
+from orchestrator.planning.identity import package_version
 
 _PACKAGES = (
     "spec-orchestrator", "aiohttp", "hydra-core", "llvmlite", "mlflow", "numpy", "omegaconf", "pydantic", "safetensors",
@@ -33,7 +33,7 @@ def describe() -> dict[str, Any]:
         "driver": gpus.driver,
         "load_average": list(os.getloadavg()),
         "command": sys.argv,
-        "packages": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
+        "packages": {name: version for name in _PACKAGES if (version := package_version(name)) is not None},
         **_commit(),
     }
 
@@ -45,13 +45,6 @@ def machine() -> str:
         return f"{len(gpus)}x {gpus[0]}" if len(set(gpus)) == 1 else ", ".join(gpus)
     cpu = hardware.cpu()
     return f"{cpu.model}, {cpu.cores} core{'s' if cpu.cores != 1 else ''}"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _commit() -> dict[str, Any]:

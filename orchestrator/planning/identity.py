@@ -96,14 +96,15 @@ def embedded_engine() -> dict[str, str | None]:
     for path in sources:
         digest.update(f"{path.relative_to(root)}\0".encode())
         digest.update(path.read_bytes())
-    return {"sources": digest.hexdigest()[:KEY_LENGTH], **{name: _version(name) for name in _ENGINE_PACKAGES}}
+    return {"sources": digest.hexdigest()[:KEY_LENGTH], **{name: package_version(name) for name in _ENGINE_PACKAGES}}
 
 
 def _trains(path: Path) -> bool:
     return path.parts[:2] == ("engine", "training") or path.parts == ("engine", "train.py")
 
 
-def _version(package: str) -> str | None:
+def package_version(package: str) -> str | None:
+    """None where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

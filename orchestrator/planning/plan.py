@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,6 +58,11 @@ class Plan:
         """All trials in measurement order."""
         return tuple(trial for session in self.sessions for trial in session.trials)
 
+    @property
+    def repeats(self) -> int:
+        """Passes over the suite that are planned."""
+        return 1 + max((trial.repeat for trial in self.trials), default=-1)
+
 
 def session_order(arms: list[str], repeats: int, order: str, first: int = 0) -> list[tuple[str, list[int]]]:
     """(arm, repeats it serves) per server start, for so many repeats from the ``first``.
@@ -100,7 +105,7 @@ def extended(plan: Plan) -> Plan:
     """
     served = {session.arm.name: session for session in reversed(plan.sessions)}
     names = list(dict.fromkeys(session.arm.name for session in plan.sessions))
-    first = 1 + max(trial.repeat for trial in plan.trials)
+    first = plan.repeats
     arms: dict[str, ArmConfig] = {}
     for name in names:
         arm = served[name].arm
@@ -132,7 +137,6 @@ def _appended(
 def _load_points(arm: ArmConfig, backwards: bool) -> list[LoadPoint]:
     """The sweep over load, turned round in the second half as the arms are."""
     load = arm.load
-    categories = len({prompt.category for prompt in arm.suite.prompts})
     values: list[tuple[int | None, float | None]] = [(concurrency, None) for concurrency in load.concurrency or ()]
     values += [(None, rate) for rate in load.rate or ()]
     points = [
@@ -141,14 +145,25 @@ def _load_points(arm: ArmConfig, backwards: bool) -> list[LoadPoint]:
             concurrency=concurrency,
             rate=rate,
             endpoint=load.endpoint,
-            # Each kind of prompt once, and a full batch: a shape met for the first time would be measured cold.
-            warmup_requests=max(load.warmup_requests, concurrency or 0, categories) if load.warmup_requests else 0,
+            warmup_requests=warmup_requests(arm, concurrency),
             request_timeout_s=load.request_timeout_s,
             stall_timeout_s=load.stall_timeout_s,
         )
         for concurrency, rate in values
     ]
     return points[::-1] if backwards else points
+
+
+def warmup_requests(arm: ArmConfig, concurrency: int | None) -> int:
+    """Requests before a trial: what the load asks for, but each kind of prompt once, and a full batch, since a shape
+    met for the first time would be measured cold; 0 turns it off."""
+    asked = arm.load.warmup_requests
+    return max(asked, concurrency or 0, len({prompt.category for prompt in arm.suite.prompts})) if asked else 0
+
+
+def within(key: str, names: Iterable[str]) -> bool:
+    """Whether a dotted key is one of ``names`` or a part of one."""
+    return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def differences(experiment: Experiment) -> dict[str, dict[str, Any]]:
@@ -169,11 +184,7 @@ def differences(experiment: Experiment) -> dict[str, dict[str, Any]]:
 
 def unexpected_differences(experiment: Experiment) -> dict[str, dict[str, Any]]:
     """``differences`` outside ``varies``: each is a question of fairness."""
-    return {
-        key: values
-        for key, values in differences(experiment).items()
-        if not any(key == name or key.startswith(f"{name}.") for name in experiment.varies)
-    }
+    return {key: values for key, values in differences(experiment).items() if not within(key, experiment.varies)}
 
 
 def _verifies(key: str) -> bool:

@@ -7,9 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.analysis.fairness import configured, told
+from orchestrator.analysis.fairness import configured, refuses, told
 from orchestrator.config.server_config import start_options
-from orchestrator.findings.catalogue import CATALOGUE
 from orchestrator.planning.plan import ROUND, Plan, ServerSession, extended, unexpected_differences
 from orchestrator.schema import ArmConfig, Experiment, Load
 
@@ -28,10 +27,9 @@ def render(experiment: Experiment, plan: Plan, missing: Mapping[str, str], measu
     for arm, reason in missing.items():
         lines.append(f"  arm {arm} cannot run: {reason}")
     for difference in configured(unexpected_differences(experiment)):
-        refused = CATALOGUE[difference.code].withholds and difference.code not in experiment.allow
         lines.append(
             f"  {difference.code}: differs and is not in varies: {told(difference.keys)}"
-            + (" (a run is refused)" if refused else "")
+            + (" (a run is refused)" if refuses(difference.code, experiment.allow) else "")
         )
     lines += ["", "servers"]
     first: dict[str, ServerSession] = {}
@@ -81,7 +79,7 @@ def _already(plan: Plan, measured: Collection[str], fixed: bool) -> list[str]:
 
 
 def _longest(plan: Plan, max_repeats: int) -> Plan:
-    while plan.trials and max(trial.repeat for trial in plan.trials) + 1 + ROUND <= max_repeats:
+    while plan.trials and plan.repeats + ROUND <= max_repeats:
         plan = extended(plan)
     return plan
 
@@ -151,9 +149,8 @@ def cost(plan: Plan) -> str:
             warmups += trial.load.warmup_requests
             sent = len(arm.suite.prompts) + trial.load.warmup_requests
             seconds += sent * limit / arm.target.plain_tok_s
-    trials = sum(len(session.trials) for session in plan.sessions)
     return (
-        f"{len(plan.sessions)} server starts, {trials} trials, {requests} requests and {warmups} to warm up; "
+        f"{len(plan.sessions)} server starts, {len(plan.trials)} trials, {requests} requests and {warmups} to warm up; "
         f"at most about {_duration(seconds)}, if every answer reaches its token limit at plain speed"
     )
 

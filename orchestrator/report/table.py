@@ -80,7 +80,7 @@ def rows(summary: Summary) -> list[Row]:
     add("Output", f"tokens identical to {base}", identical(summary), True, "identical")
     add("Output", "output tokens min/median/max", lambda _, p: spread(p.metrics.output_lengths))
     add("Output", "cut at the token limit", lambda _, p: cut(p))
-    add("Output", "requests that failed", lambda _, p: counts(failures(p)))
+    add("Output", "requests that failed", lambda _, p: counts(p.metrics.failed))
     add("Output", "prompt tokens from cache", lambda _, p: number(p.metrics.cached_tokens or None))
     add("Output", "repeated 4-grams", lambda _, p: percent(p.metrics.repeated_4grams))
     add("Memory", "peak, GiB", lambda arm, _: memory(arm), brief="peak GiB")
@@ -304,10 +304,6 @@ def spread(lengths: list[int]) -> str:
     """Shortest, median and longest."""
     ordered = sorted(lengths)
     return f"{ordered[0]} / {percentile(ordered, 50):.0f} / {ordered[-1]}" if ordered else ABSENT
-
-
-def failures(point: Point) -> dict[str, int]:
-    return {outcome: count for outcome, count in point.metrics.outcomes.items() if outcome != "ok"}
 
 
 def memory(arm: Arm) -> str:

@@ -16,7 +16,7 @@ import pytest
 from orchestrator import report
 from orchestrator.analysis.results import Summary, read_summary
 from orchestrator.measuring import execute, measure, store
-from orchestrator.measuring.measure import request_seed, warmup_count, warmup_prompts
+from orchestrator.measuring.measure import request_seed, warmup_prompts
 from orchestrator.measuring.records import read_records
 from orchestrator.schema import ArmConfig
 from runners.base import ServerFailure, ServerHandle
@@ -349,9 +349,9 @@ def test_warm_up_touches_every_category_first() -> None:
 def test_warm_up_fills_a_batch_unless_it_is_off(tmp_path: Path) -> None:
     _, plan = comparison(tmp_path, arm("plain", suite(8), load((8,))))
     trial = plan.trials[0]
-    assert warmup_count(trial, suite(8)) == 8
-    off = trial.load.model_copy(update={"warmup_requests": 0})
-    assert warmup_count(type(trial)("k", "plain", 0, 0, off, 0), suite()) == 0
+    assert trial.load.warmup_requests == 8
+    off = load((8,)).model_copy(update={"warmup_requests": 0})
+    assert comparison(tmp_path, arm("plain", suite(8), off))[1].trials[0].load.warmup_requests == 0
 
 
 def test_sampling_seeds_are_the_same_in_every_arm_and_differ_by_prompt_and_repeat() -> None:

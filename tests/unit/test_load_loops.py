@@ -170,7 +170,7 @@ def test_with_fewer_requests_than_places_the_load_is_never_full() -> None:
     with serve(Fake()) as fake:
         run(closed_loop(fake.url, [request(), request()], 3, LIMITS, kept.append))
     assert [one.steady for one in kept] == [False, False]
-    assert full_load(kept, 3) is None and full_load_tok_s(kept, 3) is None
+    assert full_load(kept, 3) is None and full_load_tok_s([kept], 3) is None
 
 
 def test_in_an_open_loop_the_load_is_full_from_the_first_end_to_the_last_sending() -> None:
@@ -185,7 +185,7 @@ def test_tokens_count_by_when_they_arrived() -> None:
     one = record(sent_at=10.0, chunks=[(0.5, 1), (1.0, 4), (2.0, 8)], output_ids=list(range(8)), e2e_s=2.0)
     two = record(sent_at=11.0, chunks=[(0.5, 3), (2.0, 5)], output_ids=list(range(5)), e2e_s=2.0)
     assert tokens_between([one, two], 10.5, 12.0) == 3 + 4 + 3
-    assert full_load([one, two], 2) == (11.0, 12.0) and full_load_tok_s([one, two], 2) == (4 + 3) / 1.0
+    assert full_load([one, two], 2) == (11.0, 12.0) and full_load_tok_s([[one, two]], 2) == (4 + 3) / 1.0
     assert full_load([one, two], 1) == (10.0, 13.0)
     assert full_load([one, record(e2e_s=None, outcome="timeout")], 1) is None, "its load is not known"
     assert full_load([], 1) is None

@@ -22,7 +22,6 @@ from orchestrator.config.names import ConfigError
 from orchestrator.load import generate
 from orchestrator.load.request import Sampling
 from orchestrator.load.window import full_load_tok_s
-from orchestrator.measuring.measure import warmup_count
 from orchestrator.measuring.records import RequestRecord
 from orchestrator.measuring.server_totals import Reading, TrialTotals, check
 from orchestrator.schema import Checkpoint, Suite
@@ -189,7 +188,7 @@ def test_warm_up_smaller_than_the_batch_cannot_be_and_none_at_all_is_told(
     _, plan = plan_factory.comparison(
         tmp_path, plan_factory.arm("plain", plan_factory.suite(64), plan_factory.load((64,)))
     )
-    assert warmup_count(plan.trials[0], plan_factory.suite(64)) == 64
+    assert plan.trials[0].load.warmup_requests == 64
     facts = synthetic.facts()
     cold = summarize(run, replace(facts, setting={**facts.setting, "warm_up": False}))
     assert found(cold, "cold_start") == [("warning", None)]
@@ -207,7 +206,7 @@ def test_ramp_and_drain_are_not_in_the_throughput_at_full_load() -> None:
     ]  # fmt: skip
     whole = metrics.compute(trial).output_tok_s
     assert whole == pytest.approx(400 / 6)
-    assert full_load_tok_s(trial, 2) == pytest.approx((100 + 100 + 100 + 20) / 2, rel=0.02)
+    assert full_load_tok_s([trial], 2) == pytest.approx((100 + 100 + 100 + 20) / 2, rel=0.02)
 
 
 def test_closed_loop_phase_lock_equal_lengths_under_load_are_told() -> None:
