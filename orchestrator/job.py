@@ -85,14 +85,11 @@ def _measure(overrides: Sequence[str], directory: Path, sweep: str | None) -> tu
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2, str(error)
-    except OSError as error:
-        if error.errno not in _NO_ROOM:
-            traceback.print_exc()
-            return 1, f"{type(error).__name__}: {error}"
-        told = f"no room left on the disk of {directory}; trials that had ended are kept"
-        print(f"error: {told}\n  hint: make room, then the same command measures what is left", file=sys.stderr)
-        return 1, told
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            told = f"no room left on the disk of {directory}; trials that had ended are kept"
+            print(f"error: {told}\n  hint: make room, then the same command measures what is left", file=sys.stderr)
+            return 1, told
         traceback.print_exc()
         return 1, f"{type(error).__name__}: {error}"
 

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -47,7 +48,7 @@ def prompts(count: int) -> list[str]:
     return [prompt["messages"][0]["content"] for prompt in suite["prompts"]][:count]
 
 
-def ours(url: str, model: Path, texts: list[str], tokens: int, folder: Path) -> Figures:
+def ours(url: str, model: Path, texts: list[str], tokens: int) -> Figures:
     template = ChatTemplate(model, None)
     requests = [
         Request(
@@ -120,7 +121,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, list[Figures]]:
     model: Path = arguments.model
     texts = prompts(arguments.prompts)
     clients: dict[str, Callable[[str, Path], Figures]] = {
-        "this client": lambda url, folder: ours(url, model, texts, arguments.tokens, folder)
+        "this client": lambda url, folder: ours(url, model, texts, arguments.tokens)
     }
     if python := arguments.sglang:
         clients["bench_serving"] = lambda url, folder: bench_serving(
@@ -132,7 +133,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, list[Figures]]:
     with tempfile.TemporaryDirectory() as place:
         server, url = _serve(model, Path(place))
         try:
-            ours(url, model, texts[:2], arguments.tokens, Path(place))  # warm-up
+            ours(url, model, texts[:2], arguments.tokens)  # warm-up
             for number in range(arguments.rounds):
                 names = list(clients) if number % 2 == 0 else list(clients)[::-1]
                 for name in names:
@@ -174,6 +175,7 @@ def _serve(model: Path, folder: Path) -> tuple[subprocess.Popen[bytes], str]:
     while b"ready to roll" not in log.read_bytes():
         if process.poll() is not None:
             raise RuntimeError(log.read_text()[-2000:])
+        time.sleep(0.05)
     return process, f"http://127.0.0.1:{port}"
 
 

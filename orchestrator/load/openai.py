@@ -48,7 +48,6 @@ class OpenAIReader:
         self.answer = Answer()
         self._texts: list[str] = []
         self._usage: dict[str, Any] | None = None
-        self._tokens = 0
         self._uncounted = False
         self._done = False
 
@@ -64,9 +63,7 @@ class OpenAIReader:
             for choice in event["choices"]:
                 self._choice(choice, usage is not None)
             if usage is not None:
-                if (tokens := usage["completion_tokens"]) > self._tokens:
-                    self._tokens = tokens
-                    self.answer.chunks.append((seconds, tokens))
+                self.answer.count(seconds, usage["completion_tokens"])
                 self._usage = usage
             if (extension := event.get("sglext")) is not None:
                 self._extension(extension)

@@ -7,7 +7,7 @@ arrive. The first shows in CPU time, the second in how late a periodic timer is.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict
@@ -84,19 +84,18 @@ class Watch:
     def usage(self, records: Iterable[RequestRecord]) -> ClientUsage:
         """After the block; ``records`` are those that were measured in it."""
         measured = list(records)
-        gaps = sorted(gap for record in measured for gap, _ in metrics.inter_token_gaps(record))
-        late = sorted(record.late_s for record in measured if record.late_s is not None)
+        gaps = (gap for record in measured for gap, _ in metrics.inter_token_gaps(record))
+        late = [record.late_s for record in measured if record.late_s is not None]
         due = [record.sent_at - record.late_s for record in measured if record.late_s is not None]
-        lags = sorted(self._lags)
         return ClientUsage(
             wall_s=self._wall,
             cpu_s=self._cpu,
             loop_cpu_s=self._thread,
-            lag_p99_s=_percentile(lags, 99) or 0.0,
-            lag_max_s=lags[-1] if lags else 0.0,
-            chunk_gap_p50_s=_percentile(gaps, 50),
-            late_p99_s=_percentile(late, 99),
-            late_max_s=late[-1] if late else None,
+            lag_p99_s=metrics.percentiles(self._lags).p99 or 0.0,
+            lag_max_s=max(self._lags, default=0.0),
+            chunk_gap_p50_s=metrics.percentiles(gaps).p50,
+            late_p99_s=metrics.percentiles(late).p99,
+            late_max_s=max(late, default=None),
             release_gap_s=(max(due) - min(due)) / (len(due) - 1) if len(due) > 1 else None,
         )
 
@@ -108,7 +107,3 @@ class Watch:
         while self._due <= now:
             self._lags.append(now - self._due)
             self._due += PERIOD_S
-
-
-def _percentile(ordered: Sequence[float], q: float) -> float | None:
-    return metrics.percentile(ordered, q) if ordered else None

@@ -224,7 +224,7 @@ def _write_setup(experiment: Experiment, plan: Plan, described: dict[str, object
 
 def _stopped(progress: _Progress, plan: Plan, directory: Path, console: Console) -> int:
     assert progress.interrupted is not None
-    entries, _ = store.load(directory)
+    entries = store.entries(directory)
     _say(
         console,
         f"Stopped by {progress.interrupted}. The server is stopped and every record is kept in {directory}.\n"
@@ -246,7 +246,7 @@ def _show(
     from orchestrator import report
     from orchestrator.report import table
 
-    if not store.load(directory)[0]:
+    if not store.entries(directory):
         _say(console, f"Nothing was measured. Logs: {directory}", style="bold red")
         return 1
     result = _summarize(experiment, plan, directory, described, progress)

@@ -152,7 +152,7 @@ class Store:
         """A finished trial of an earlier run with all its records; None where it must be measured (again)."""
         try:
             found = Found.model_validate_json((self.index / f"{key}.json").read_bytes())
-            records = list(_of_trial(self.index / found.run / found.entry.records, key))
+            records = list(_of_trial(read_records(self.index / found.run / found.entry.records), key))
         except (FileNotFoundError, ValidationError):  # never measured, run removed, or written by another version
             return None
         whole = found.entry.record_schema == RECORD_SCHEMA and len(records) == found.entry.count
@@ -166,7 +166,7 @@ class Store:
 
     def extend(self, entry: TrialEntry, extra: Iterable[RequestRecord]) -> None:
         """Add records (probes) to a finished trial of this run, as a new file with all of them."""
-        records = [*_of_trial(self.run / entry.records, entry.key), *extra]
+        records = [*_of_trial(read_records(self.run / entry.records), entry.key), *extra]
         self._copy(self.run, entry, records, entry.server.session_index, entry.server.arm, entry.source)
 
     def _copy(
@@ -188,20 +188,25 @@ class Store:
         file.close()
 
 
-def load(run: Path) -> tuple[list[TrialEntry], list[RequestRecord]]:
-    """Finished trials of a run directory and their records, warm-up excluded; the last entry of a key counts."""
+def entries(run: Path) -> list[TrialEntry]:
+    """Finished trials of a run directory; the last entry of a key counts."""
     path = run / TRIALS
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    entries = {
-        entry.key: entry for line in lines if line.endswith(b"\n") for entry in [TrialEntry.model_validate_json(line)]
-    }
-    records = {key: list(_of_trial(run / entry.records, key)) for key, entry in entries.items()}
-    read = cache(lambda file: samples.read(run / file))  # of a session, that of all its trials
+    read = [TrialEntry.model_validate_json(line) for line in lines if line.endswith(b"\n")]
+    return list({entry.key: entry for entry in read}.values())
+
+
+def load(run: Path) -> tuple[list[TrialEntry], list[RequestRecord]]:
+    """Finished trials of a run directory and their records, warm-up excluded; the last entry of a key counts."""
+    finished = {entry.key: entry for entry in entries(run)}
+    file = cache(lambda path: list(read_records(run / path)))  # of a session, that of all its trials
+    records = {key: list(_of_trial(file(entry.records), key)) for key, entry in finished.items()}
+    read = cache(lambda file: samples.read(run / file))
     used = [
         entry.model_copy(update={"usage": window.usage(read(entry.telemetry), records[key])})
         if entry.telemetry and (run / entry.telemetry).exists()
         else entry
-        for key, entry in entries.items()
+        for key, entry in finished.items()
     ]
     return used, list(chain.from_iterable(records.values()))
 
@@ -214,5 +219,5 @@ def _copy_telemetry(run: Path, entry: TrialEntry, records: Iterable[RequestRecor
     return target
 
 
-def _of_trial(path: Path, key: str) -> Iterator[RequestRecord]:
-    return (record for record in read_records(path) if record.trial_key == key and record.phase != "warmup")
+def _of_trial(records: Iterable[RequestRecord], key: str) -> Iterator[RequestRecord]:
+    return (record for record in records if record.trial_key == key and record.phase != "warmup")

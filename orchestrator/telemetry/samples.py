@@ -65,7 +65,10 @@ def parse(line: bytes) -> Line:
 
 def read(path: Path) -> Samples:
     """The whole file. Raises OSError where it cannot be read."""
-    lines = [parse(line) for line in path.read_bytes().split(b"\n")]
+    return _samples([parse(line) for line in path.read_bytes().split(b"\n")])
+
+
+def _samples(lines: Sequence[Line]) -> Samples:
     return Samples(
         start=next((line for line in lines if line.get("kind") == "start"), {}),
         end=next((line for line in lines if line.get("kind") == "end"), {}),
@@ -77,13 +80,14 @@ def read(path: Path) -> Samples:
 def copy(source: Path, target: Path, start: float, end: float) -> None:
     """What belongs to one trial, as a new file: the samples from ``start`` to ``end`` (client's clock) and for a second
     more to either side, the very first one, and all that is not a sample."""
-    found = read(source)
+    texts = source.read_bytes().split(b"\n")
+    lines = [parse(text) for text in texts]
+    found = _samples(lines)
     kept = {line["mono"] for _, line in found.between(start, end, margin=1.0)} | {
         line["mono"] for line in found.lines[:1]
     }
     with target.open("xb") as file:
-        for text in source.read_bytes().split(b"\n"):
-            line = parse(text)
+        for text, line in zip(texts, lines, strict=True):
             if line and (line.get("kind") != "sample" or line["mono"] in kept):
                 file.write(text + b"\n")
 
