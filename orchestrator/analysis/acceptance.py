@@ -10,17 +10,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise, zip_longest
 
-from pydantic import BaseModel, ConfigDict
-
 from orchestrator.analysis import metrics
+from orchestrator.frozen import Frozen
 from orchestrator.measuring.records import RequestRecord, SpecCounters
 from orchestrator.stats import ratio_of_sums
 
 
-class Position(BaseModel):
+class Position(Frozen):
     """Acceptance at one place of the draft, 1-based."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     position: int
     reached: int
@@ -36,10 +33,8 @@ class Position(BaseModel):
     ``min(correct at the position before, reached)``."""
 
 
-class Acceptance(BaseModel):
+class Acceptance(Frozen):
     """Acceptance of a set of requests. Lengths are tokens per verification step."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     requests: int
     """Requests counted (the n of every figure here; at temperature 0 one per prompt)."""
@@ -179,10 +174,8 @@ def positions(histogram: Sequence[int], windows: Sequence[int] | None, proposed:
     return result
 
 
-class Recount(BaseModel):
+class Recount(Frozen):
     """Counters recomputed from the stream of one request, one chunk per verification step after the first."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     verify_steps: int
     histogram: list[int]
@@ -239,10 +232,8 @@ def disagreement(record: RequestRecord) -> str | None:
     return f"histogram {histogram} from the server, {seen.histogram} from the stream"
 
 
-class StreamCheck(BaseModel):
+class StreamCheck(Frozen):
     """How well the streams of a set of requests agree with the counters."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     merged: int = 0
     """Streams with fewer chunks than the server took steps: somewhere on the way chunks were joined."""

@@ -17,8 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
-
+from orchestrator.frozen import Frozen
 from orchestrator.planning import hardware
 
 GB_S = 1e9
@@ -76,10 +75,8 @@ class _Measured(NamedTuple):
     times: int
 
 
-class Ceiling(BaseModel):
+class Ceiling(Frozen):
     """What bounds the decode speed of one sequence on a plain server."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     weights_bytes: float | None
     """Read per token, on one GPU."""

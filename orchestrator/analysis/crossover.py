@@ -6,13 +6,11 @@ import math
 from collections.abc import Iterable
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from orchestrator.frozen import Frozen
 
 
-class Crossover(BaseModel):
+class Crossover(Frozen):
     """Where the speedup falls to 1 for good."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     where: Literal["inside", "above", "below"]
     """``inside`` the measured loads; ``above`` all of them (it pays at the largest); ``below`` (it pays at none)."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from pydantic import BaseModel, ConfigDict
-
 from orchestrator.analysis import metrics
+from orchestrator.frozen import Frozen
 from orchestrator.measuring.records import RequestRecord
 from orchestrator.stats import (
     Estimate,
@@ -24,10 +23,8 @@ Span = Callable[[RequestRecord], tuple[int, float]]
 """(output tokens, seconds in which they were made) of a request; zeros where it has none."""
 
 
-class Evidence(BaseModel):
+class Evidence(Frozen):
     """Intervals of the figures that a `Point` shows. tau's is beside tau; the speedup's in the ratio itself."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     output_tok_s: Estimate | None
     """sum(output tokens) / sum(end-to-end time); over prompts and, where their spread is known, server starts."""

@@ -17,8 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
+from orchestrator.frozen import Frozen
 from orchestrator.measuring.records import RequestRecord
 
 NEAR_TIE = {"float32": 1e-3, "float16": 2**-5, "bfloat16": 2**-2}
@@ -31,10 +30,8 @@ SIGNIFICANT = 0.05
 Verdict = Literal["identical", "near_tie", "fork"]
 
 
-class Comparison(BaseModel):
+class Comparison(Frozen):
     """One request of an arm against the plain arm's output for the same prompt."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     arm: str
     prompt_id: str
@@ -49,10 +46,8 @@ class Comparison(BaseModel):
     """log p(best) - log p(second) of the plain target at that position; None where it was not asked."""
 
 
-class Lossless(BaseModel):
+class Lossless(Frozen):
     """Result of one arm."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     arm: str
     compared: int

@@ -11,17 +11,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from pydantic import BaseModel, ConfigDict
-
+from orchestrator.frozen import Frozen
 from orchestrator.measuring.records import RequestRecord
 
 NGRAM = 4
 
 
-class Percentiles(BaseModel):
+class Percentiles(Frozen):
     """Seconds; None where nothing was measured."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     n: int
     mean: float | None
@@ -30,10 +27,8 @@ class Percentiles(BaseModel):
     p99: float | None
 
 
-class Metrics(BaseModel):
+class Metrics(Frozen):
     """Figures of a set of requests; the throughput ones only mean something inside one trial."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     requests: int
     outcomes: dict[str, int]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 from orchestrator.analysis.acceptance import Acceptance, StreamCheck
 from orchestrator.analysis.baseline import Ceiling
@@ -19,6 +19,7 @@ from orchestrator.analysis.lossless import Lossless
 from orchestrator.analysis.metrics import Metrics
 from orchestrator.analysis.served import Capacity
 from orchestrator.findings.finding import Finding
+from orchestrator.frozen import Frozen
 from orchestrator.measuring.server_totals import ServerTotals
 from orchestrator.stats import PairedRatio
 from orchestrator.telemetry.pool import Usage
@@ -26,11 +27,7 @@ from orchestrator.telemetry.pool import Usage
 SUMMARY_SCHEMA = 1
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Point(_Frozen):
+class Point(Frozen):
     """One arm under one load point."""
 
     load: str
@@ -70,7 +67,7 @@ class Point(_Frozen):
     """What its trials took of the machine; None where none was measured with telemetry."""
 
 
-class Memory(_Frozen):
+class Memory(Frozen):
     """Peak memory of the server, over all sessions of the arm."""
 
     kind: Literal["rss", "vram"]
@@ -85,7 +82,7 @@ class Memory(_Frozen):
         return self.peak_bytes / 2**30
 
 
-class Arm(_Frozen):
+class Arm(Frozen):
     """One side of the comparison."""
 
     name: str
@@ -136,7 +133,7 @@ class Arm(_Frozen):
         return self.points[0] if self.points else None
 
 
-class PromptCell(_Frozen):
+class PromptCell(Frozen):
     """One prompt on one arm at the headline load point."""
 
     tok_s: float | None
@@ -157,13 +154,13 @@ class PromptCell(_Frozen):
     """Output of the first repeat."""
 
 
-class PromptRow(_Frozen):
+class PromptRow(Frozen):
     prompt_id: str
     category: str
     cells: dict[str, PromptCell]
 
 
-class Lead(_Frozen):
+class Lead(Frozen):
     """The fastest arm against the second fastest, paired by prompt and repeat as each is with the plain arm.
 
     Whether the intervals of their speedups overlap does not answer that: what a prompt does to both is in both.
@@ -179,30 +176,30 @@ class Lead(_Frozen):
         return self.ratio.low is not None and self.ratio.low > 1
 
 
-class PublishedArm(_Frozen):
+class PublishedArm(Frozen):
     """What a source published about one arm; anything may be missing."""
 
-    tok_s: dict[str, float] = {}
+    tok_s: dict[str, float] = Field(default_factory=dict)
     """``overall`` and the suite's categories -> output tokens/s."""
     tok_s_range: tuple[float, float] | None = None
     memory_gb: float | None = None
-    tau: dict[str, float] = {}
+    tau: dict[str, float] = Field(default_factory=dict)
     """Suite -> acceptance length, by the source's own convention."""
-    speedup: dict[str, float] = {}
+    speedup: dict[str, float] = Field(default_factory=dict)
     """Suite -> speedup over the source's plain arm."""
 
 
-class Published(_Frozen):
+class Published(Frozen):
     """Figures of another machine, for orientation; never part of a ratio or a statistic of this comparison."""
 
     title: str
     machine: str
     setting: str
-    notes: list[str] = []
+    notes: list[str] = Field(default_factory=list)
     arms: dict[str, PublishedArm]
 
 
-class Summary(_Frozen):
+class Summary(Frozen):
     """The result of one comparison."""
 
     summary_schema: int = SUMMARY_SCHEMA
@@ -233,7 +230,7 @@ class Summary(_Frozen):
     """The resolved config, secrets masked."""
     environment: dict[str, Any]
     """Versions, CPU, threads, git commit."""
-    published: list[Published] = []
+    published: list[Published] = Field(default_factory=list)
     lead: Lead | None = None
     """At the lowest load point; None with fewer than two speculative arms."""
 

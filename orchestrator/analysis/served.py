@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from orchestrator.frozen import Frozen
 
 
-class Capacity(BaseModel):
+class Capacity(Frozen):
     """What a server has room for. Drafters are compared at equal memory: the same share of it
     (``mem_fraction_static``), less room beside the drafter's weights and caches."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     tokens: int | None
     """Tokens whose keys and values fit, over all data-parallel ranks."""

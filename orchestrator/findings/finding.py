@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
-
 from orchestrator.findings.catalogue import CATALOGUE, Severity
+from orchestrator.frozen import Frozen
 
 
-class Finding(BaseModel):
+class Finding(Frozen):
     """Something a reader must know before using the figures."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     severity: Severity
     code: str

@@ -10,9 +10,8 @@ import time
 from collections.abc import Iterable
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict
-
 from orchestrator.analysis import metrics
+from orchestrator.frozen import Frozen
 from orchestrator.load.http import clock
 from orchestrator.load.timer import Timer
 from orchestrator.measuring.records import RequestRecord
@@ -27,10 +26,8 @@ LATE_SHARE = 0.1
 """Of the mean gap between releases of an open loop. A lateness above either makes another load than was asked for."""
 
 
-class ClientUsage(BaseModel):
+class ClientUsage(Frozen):
     """The client while it measured one trial."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     wall_s: float
     cpu_s: float

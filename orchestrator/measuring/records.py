@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import field_validator
+
+from orchestrator.frozen import Frozen
 
 RECORD_SCHEMA = 2
 """2: endpoint, late_s, steady and the outcome ``stalled``; records of 1 are read as they are, without them."""
@@ -20,10 +22,8 @@ Outcome = Literal["ok", "error", "timeout", "stalled", "truncated", "cancelled"]
 ``error``: all else, told by the server or by the connection; ``cancelled``: by this side."""
 
 
-class SpecCounters(BaseModel):
+class SpecCounters(Frozen):
     """Speculation counters of one request, under the names SGLang uses in ``meta_info``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     spec_verify_ct: int
     """Verification steps."""
@@ -37,10 +37,8 @@ class SpecCounters(BaseModel):
     """Index i: verification steps with a window of i tokens (anchor included); None where all had the same."""
 
 
-class RequestRecord(BaseModel):
+class RequestRecord(Frozen):
     """One request. Times are seconds on the client's monotonic clock; ``sent_at`` is its zero point."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     record_schema: int = RECORD_SCHEMA
     trial_key: str

@@ -20,8 +20,9 @@ import urllib.request
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
+from orchestrator.frozen import Frozen
 from orchestrator.measuring.records import RequestRecord
 
 COUNT_TOLERANCE = 0.005
@@ -39,11 +40,7 @@ _SETTLE_S = 2.0
 """Longest wait for the counters of the last request: a server counts it a moment after its last chunk."""
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Reading(_Frozen):
+class Reading(Frozen):
     """Totals of a server at one moment; None where it does not report one."""
 
     verify_steps: float | None = None
@@ -51,20 +48,20 @@ class Reading(_Frozen):
     prompt_tokens: float | None = None
     cached_tokens: float | None = None
     requests: float | None = None
-    rank_tau: list[float | None] = []
+    rank_tau: list[float | None] = Field(default_factory=list)
     """Acceptance length since the last flush by data-parallel rank, bonus included; None: the rank reports none."""
     log_interval: int = 0
     """Decode passes between two updates of ``rank_tau``; 0: it is always up to date."""
 
 
-class TrialTotals(_Frozen):
+class TrialTotals(Frozen):
     """Readings just before the first and just after the last measured request of a trial."""
 
     before: Reading
     after: Reading
 
 
-class ServerTotals(_Frozen):
+class ServerTotals(Frozen):
     """The cross-check of one arm at one load point."""
 
     trials: int

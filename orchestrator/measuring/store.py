@@ -21,9 +21,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from orchestrator.analysis.baseline import Ceiling
+from orchestrator.frozen import Frozen
 from orchestrator.load.self_check import ClientUsage
 from orchestrator.measuring.records import RECORD_SCHEMA, RecordFile, RequestRecord, read_records
 from orchestrator.measuring.server_totals import TrialTotals
@@ -34,10 +35,8 @@ from orchestrator.telemetry.window import TrialUsage
 TRIALS = "trials.jsonl"
 
 
-class ServerFacts(BaseModel):
+class ServerFacts(Frozen):
     """What was seen of the server that served a trial."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     session_index: int
     arm: str
@@ -57,10 +56,8 @@ class ServerFacts(BaseModel):
     """What measuring the trial took of this side."""
 
 
-class TrialEntry(BaseModel):
+class TrialEntry(Frozen):
     """A finished trial: enough to find its records and to know how they came about."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     record_schema: int = RECORD_SCHEMA
     key: str
@@ -77,10 +74,8 @@ class TrialEntry(BaseModel):
     """What the trial took of the machine, read from that file by ``load``; never written."""
 
 
-class Found(BaseModel):
+class Found(Frozen):
     """A finished trial of some run, as the index knows it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     run: str
     """Run directory, relative to the index directory."""

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
+
+from orchestrator.frozen import Frozen
 
 
-class Model(BaseModel):
+class Model(Frozen):
     """Refuses unknown keys, does not change after it was read, and does not turn one type into another.
 
     Infinity and NaN are no numbers here: JSON, in which everything is written down, has neither.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 Seed = Annotated[int, Field(ge=0, lt=2**31)]

@@ -7,19 +7,17 @@ from collections.abc import Sequence
 from itertools import chain, combinations
 from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict
 from scipy.special import stdtrit
 
 from orchestrator.analysis.metrics import percentile
+from orchestrator.frozen import Frozen
 
 LEVEL = 0.95
 POWER = 0.8
 
 
-class Estimate(BaseModel):
+class Estimate(Frozen):
     """A figure with its interval, in the figure's own unit."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     value: float
     low: float | None

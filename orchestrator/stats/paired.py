@@ -6,17 +6,14 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
-from pydantic import BaseModel, ConfigDict
-
+from orchestrator.frozen import Frozen
 from orchestrator.stats.intervals import LEVEL, Term, detectable, half_width, mean_term
 from orchestrator.stats.observation import Observation, by_pair
 from orchestrator.stats.restarts import Restarts
 
 
-class PairedRatio(BaseModel):
+class PairedRatio(Frozen):
     """How much faster one arm makes output tokens than the other, on the same prompts."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     ratio: float
     """exp(mean over prompts of the mean over repeats of log(tokens/s of the arm / tokens/s of the baseline))."""

@@ -10,16 +10,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
+from orchestrator.frozen import Frozen
 from orchestrator.stats.intervals import Term
 from orchestrator.stats.observation import Observation, by_pair
 
 
-class Restarts(BaseModel):
+class Restarts(Frozen):
     """Spread of throughput between starts of the same server, one figure for all arms of a comparison."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     sd: float
     """Standard deviation of log throughput between starts: 0.01 is 1%. 0 where what is seen is no more than the noise

@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from pydantic import BaseModel, ConfigDict
-
+from orchestrator.frozen import Frozen
 from orchestrator.telemetry.window import GpuUsage, Spread, TrialUsage
 
 
-class Usage(BaseModel):
+class Usage(Frozen):
     """Figures over all GPUs of the server: memory and power are summed, clocks, utilisation and temperature are not.
 
     Means are weighted by the trials' lengths. None where it is not known.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     trials: list[TrialUsage]
     energy_j: float | None

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from pydantic import BaseModel, ConfigDict
-
+from orchestrator.frozen import Frozen
 from orchestrator.measuring.records import RequestRecord
 from orchestrator.telemetry.samples import Line, Samples
 
@@ -26,11 +25,7 @@ THROTTLES: dict[int, str] = {
 _Points = Sequence[tuple[float, float]]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Spread(_Frozen):
+class Spread(Frozen):
     """Of the samples inside the window."""
 
     mean: float
@@ -38,7 +33,7 @@ class Spread(_Frozen):
     high: float
 
 
-class GpuUsage(_Frozen):
+class GpuUsage(Frozen):
     """One GPU in one trial; None where the GPU does not say."""
 
     name: str | None
@@ -70,7 +65,7 @@ class GpuUsage(_Frozen):
         return self.integrated_j if self.counter_j is None else self.counter_j
 
 
-class TrialUsage(_Frozen):
+class TrialUsage(Frozen):
     """One trial's window."""
 
     seconds: float
