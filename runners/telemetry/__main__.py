@@ -62,6 +62,7 @@ def main(words: Sequence[str] | None = None) -> int:
             # Ticks that were missed are not made up for: a burst of late samples would say nothing about the past.
             due += interval * (1 + (now - due) // interval)
     except EOFError:
+        _sample(gpus, processes, host)  # how it ended: a server may have gone since the last one
         return 0
     except BrokenPipeError:  # nobody reads any more
         return 0
