@@ -1,8 +1,12 @@
-"""What the orchestrator asks of whatever starts a server."""
+"""What the orchestrator asks of whatever starts a server, and what that asks of the software it starts.
+
+A runner is a place (a process here, a container, someone else's server); the software is what runs there (SGLang, the
+embedded engine). Each runner works with each software.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,8 +37,14 @@ class ServerHandle:
     log: Path
     command: list[str]
     identity: dict[str, Any]
-    """What the server says of itself (``/server_info``): version, effective settings, weights hashes."""
+    """What the server says of itself (``/server_info``): version, effective settings, weights hashes; and what only its
+    runner knows: ``image``, ``image_digest``, ``gpus`` (names), ``driver``."""
+    tokenizer: Path
+    """Folder on this machine with the tokenizer's files (chat template) that the server loaded."""
     pids: tuple[int, ...] = field(default=())
+    """Its processes, as numbered where ``sampler`` runs."""
+    sampler: tuple[str, ...] = ()
+    """Command that starts the telemetry sampler where the server runs; empty: on this machine."""
 
 
 class Runner(Protocol):
@@ -55,4 +65,42 @@ class Runner(Protocol):
 
     def peak_memory_bytes(self, handle: ServerHandle) -> int | None:
         """Peak memory of the serving processes so far, bytes; None where it cannot be read."""
+        ...
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a server is entered."""
+
+    words: list[str]
+    env: dict[str, str]
+
+
+Ask = Callable[[Sequence[str]], str]
+"""Runs a short command where the server will run and returns what it printed; raises ServerFailure."""
+
+
+class Software(Protocol):
+    """What is known of a server's software, for one start of it. Made from a server config whose paths are those of the
+    place where it runs."""
+
+    def launch(self, host: str, port: int, ask: Ask) -> Launch:
+        """Command line and environment. Raises ServerFailure where this version of the software would refuse it."""
+        ...
+
+    def feed(self, lines: Iterable[str]) -> str:
+        """Read what its log said since the last call; returns what it is doing, in words for a person who waits."""
+        ...
+
+    def ready(self, url: str) -> bool:
+        """Whether it takes requests, as far as what it was fed and what it answers tell."""
+        ...
+
+    def identify(self, url: str, pids: Sequence[int] | None) -> dict[str, Any]:
+        """What it says of itself, proven to be what was asked for. ``pids``: the processes that were started, where
+        they are numbered as the server numbers them. Raises ServerFailure (``identity``)."""
+        ...
+
+    def failure(self, code: int, log: Path, served: bool) -> ServerFailure:
+        """Why it ended. ``code``: its exit code, or minus the signal that ended it."""
         ...

@@ -12,6 +12,7 @@ MEANS = {
     "embedded": "the small target on this project's own engine",
     "gpu": "the published target on SGLang in containers",
 }
+_EMBEDDED = ("embedded", "docker_embedded")
 _LAUNCHERS_HERE = (None, "basic", "joblib")
 
 
@@ -39,7 +40,7 @@ def serves_here(overrides: Sequence[str]) -> bool:
 
 def _decide(runner: str | None, overrides: Sequence[str], gpus: Callable[[], Gpus]) -> tuple[str, str]:
     if runner not in (None, "auto"):
-        return ("embedded" if runner == "embedded" else "gpu"), f"runner={runner}"
+        return ("embedded" if runner in _EMBEDDED else "gpu"), f"runner={runner}"
     node = last_value(overrides, "node")
     # The machine that will serve cannot be asked from here; it was chosen for its GPU.
     if node not in (None, "local"):

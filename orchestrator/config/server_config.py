@@ -72,9 +72,9 @@ _START_OPTIONS = frozenset({"ready_timeout_s", "port", "pull", "hf_cache", "kern
 def server_config(arm: ArmConfig) -> dict[str, Any]:
     """Plain JSON data with the keys engine, target, drafter, attention, verification, runner, node, seed,
     server_args, env; ``verification`` is absent without a drafter, ``node`` is absent for the embedded engine."""
-    embedded = arm.runner.kind == "embedded"
+    embedded = arm.engine == "embedded"
     config: dict[str, Any] = {
-        "engine": "embedded" if embedded else "sglang",
+        "engine": arm.engine,
         "target": _target(arm, embedded),
         "drafter": _drafter(arm, embedded),
         "attention": {"backend": arm.attention.backend},
@@ -144,7 +144,7 @@ def _verification(verification: Verification, embedded: bool) -> dict[str, Any]:
 
 def check_combination(arm: ArmConfig) -> None:
     """Refuse what no engine can do by its own declaration. Raises ConfigError."""
-    embedded = arm.runner.kind == "embedded"
+    embedded = arm.engine == "embedded"
     backends = ("sdpa",) if embedded else ("fa3", "flashinfer", "triton")
     if arm.attention.backend not in backends:
         raise ConfigError(
@@ -157,8 +157,12 @@ def check_combination(arm: ArmConfig) -> None:
         raise ConfigError(
             f"target.dtype={arm.target.dtype}", "the embedded engine cannot compute in it", allowed=_EMBEDDED_DTYPES
         )
-    if embedded and (arm.node.kind != "local" or arm.node.gpus or arm.node.expect_gpu):
-        raise ConfigError("node", "the embedded engine runs on the CPU of this machine", allowed=["node=local"])
+    if embedded and (arm.node.gpus or arm.node.expect_gpu):
+        raise ConfigError("node", "the embedded engine uses no GPU", allowed=["node.gpus=null node.expect_gpu=null"])
+    if arm.node.kind != "local" and arm.runner.kind != "docker":
+        raise ConfigError(
+            f"node={arm.node.kind}", f"runner={arm.runner.kind} serves on this machine only", allowed=["runner=docker"]
+        )
     if arm.drafter.speculates:
         _check_verification(arm, embedded)
     _check_flags(arm)
@@ -178,7 +182,7 @@ def check_combination(arm: ArmConfig) -> None:
 
 
 def engine_name(arm: ArmConfig) -> str:
-    return "the embedded engine" if arm.runner.kind == "embedded" else "SGLang"
+    return "the embedded engine" if arm.engine == "embedded" else "SGLang"
 
 
 def _check_flags(arm: ArmConfig) -> None:
@@ -225,7 +229,7 @@ def uses(arm: ArmConfig, key: str) -> bool:
     """Whether a dotted config key has any influence on what this arm serves, or on how it is served."""
     top, _, rest = key.partition(".")
     name, _, inner = rest.partition(".")
-    embedded, speculates = arm.runner.kind == "embedded", arm.drafter.speculates
+    embedded, speculates = arm.engine == "embedded", arm.drafter.speculates
     if top in ("suite", "load", "runner", "seed"):
         return True
     if top in ("node", "server_args", "env"):

@@ -20,7 +20,6 @@ from orchestrator.analysis import facts, lossless
 from orchestrator.analysis.results import Summary, write_summary
 from orchestrator.analysis.verdict import exit_code
 from orchestrator.config.masking import mask
-from orchestrator.config.server_config import start_options
 from orchestrator.measuring import store
 from orchestrator.measuring.interrupt import Interrupt, Interrupted
 from orchestrator.measuring.measure import measure, probe
@@ -29,8 +28,9 @@ from orchestrator.measuring.store import Store
 from orchestrator.planning import environment
 from orchestrator.planning.plan import Plan, ServerSession, Trial, extended
 from orchestrator.planning.stopping import decide
-from orchestrator.schema import ArmConfig, Experiment
-from runners.base import Runner, ServerFailure
+from orchestrator.schema import Experiment
+from runners.base import ServerFailure
+from runners.choose import make_runner
 
 _HOPELESS = frozenset({"model_fetch", "port_in_use"})
 """Causes that no other arm can escape: the rest of the plan is given up."""
@@ -84,16 +84,6 @@ def run(experiment: Experiment, plan: Plan, directory: Path) -> int:
     if progress.interrupted:
         return _stopped(progress, plan, directory, console)
     return _show(experiment, plan, directory, described, progress, console)
-
-
-def make_runner(arm: ArmConfig) -> Runner:
-    """The runner that the arm's config names. Raises ServerFailure for one that this version does not have."""
-    options = start_options(arm)
-    if arm.runner.kind == "embedded":
-        from runners.embedded import EmbeddedRunner
-
-        return EmbeddedRunner(options["port"], options["ready_timeout_s"])
-    raise ServerFailure("no_runner", f"runner={arm.runner.kind} is not there yet; runner=embedded is")
 
 
 def _adopt(

@@ -27,7 +27,7 @@ from orchestrator.measuring.store import ServerFacts, Store
 from orchestrator.measuring.template import ChatTemplate, TemplateFailure
 from orchestrator.planning.plan import ServerSession, Trial
 from orchestrator.schema import ArmConfig, Prompt, Suite
-from orchestrator.telemetry.sampler import Sampler, sampled_gpus
+from orchestrator.telemetry.sampler import COMMAND, Sampler, sampled_gpus
 from orchestrator.telemetry.samples import beside
 from runners.base import Runner, ServerFailure, ServerHandle
 
@@ -50,55 +50,56 @@ def measure(
         interrupt.check()
         display.status(f"{arm.name}: {text}")
 
-    with closing(file), Sampler(beside(file.path), sampled_gpus(arm)) as sampler:
+    with closing(file):
         on_status("starting the server")
         handle = runner.start(session.server, directory, on_status)
         try:
             ready_s = time.perf_counter() - clock
             display.note(f"{arm.name}: server ready after {ready_s:.1f} s (start {session.index + 1}, {handle.url})")
-            sampler.watch(handle.pids)
-            sampler.synchronize()
-            ceiling = None if arm.drafter.speculates else baseline.find(handle.identity, sampler.gpus)
-            texts = _texts(arm, handle)
-            for trial in todo:
-                repeat = f"repeat {trial.repeat + 1} of {arm.suite.repeats}"
-                place = f"{arm.name} · {repeat} · {trial.load.shown}"
-                records: list[RequestRecord] = []
-
-                def keep(record: RequestRecord, into: list[RequestRecord] = records) -> None:
-                    file.append(record)
-                    into.append(record)
-                    display.advance()
-                    if record.outcome in ("error", "truncated") and (failure := runner.failure(handle)):
-                        raise failure
-
+            with Sampler(beside(file.path), sampled_gpus(arm), handle.sampler or COMMAND) as sampler:
+                sampler.watch(handle.pids)
                 sampler.synchronize()
-                try:
-                    totals, client = interrupt.run(
-                        _trial(handle, trial, arm, texts, keep, partial(_status, display, place))
+                ceiling = None if arm.drafter.speculates else baseline.find(handle.identity, sampler.gpus)
+                texts = _texts(arm, handle)
+                for trial in todo:
+                    repeat = f"repeat {trial.repeat + 1} of {arm.suite.repeats}"
+                    place = f"{arm.name} · {repeat} · {trial.load.shown}"
+                    records: list[RequestRecord] = []
+
+                    def keep(record: RequestRecord, into: list[RequestRecord] = records) -> None:
+                        file.append(record)
+                        into.append(record)
+                        display.advance()
+                        if record.outcome in ("error", "truncated") and (failure := runner.failure(handle)):
+                            raise failure
+
+                    sampler.synchronize()
+                    try:
+                        totals, client = interrupt.run(
+                            _trial(handle, trial, arm, texts, keep, partial(_status, display, place))
+                        )
+                    except ServerFailure:
+                        _raise_if_dead(runner, handle)  # then that is the reason, not what failed because of it
+                        raise
+                    sampler.synchronize()
+                    measured = [record for record in records if record.phase == "measure"]
+                    well = all(record.outcome == "ok" for record in measured)
+                    if not well:
+                        _raise_if_dead(runner, handle)
+                    facts = ServerFacts(
+                        session_index=session.index,
+                        arm=arm.name,
+                        command=handle.command,
+                        identity=handle.identity,
+                        started=started,
+                        ready_s=ready_s,
+                        peak_memory_bytes=runner.peak_memory_bytes(handle),
+                        totals=totals,
+                        ceiling=ceiling,
+                        client=client,
                     )
-                except ServerFailure:
-                    _raise_if_dead(runner, handle)  # then that is the reason, not what failed because of it
-                    raise
-                sampler.synchronize()
-                measured = [record for record in records if record.phase == "measure"]
-                well = all(record.outcome == "ok" for record in measured)
-                if not well:
-                    _raise_if_dead(runner, handle)
-                facts = ServerFacts(
-                    session_index=session.index,
-                    arm=arm.name,
-                    command=handle.command,
-                    identity=handle.identity,
-                    started=started,
-                    ready_s=ready_s,
-                    peak_memory_bytes=runner.peak_memory_bytes(handle),
-                    totals=totals,
-                    ceiling=ceiling,
-                    client=client,
-                )
-                store.finish(trial.key, file, len(measured), facts, reusable=well, telemetry=sampler.path)
-                display.note(trial_line(place, measured))
+                    store.finish(trial.key, file, len(measured), facts, reusable=well, telemetry=sampler.path)
+                    display.note(trial_line(place, measured))
         finally:
             display.status(f"{arm.name}: stopping the server")
             runner.stop(handle)
@@ -271,8 +272,7 @@ def _request(
 def _texts(arm: ArmConfig, handle: ServerHandle) -> dict[str, str]:
     """Prompt id -> the text that is sent, rendered with the template of the tokenizer that the server loaded."""
     try:
-        folder = Path(handle.identity["tokenizer_path"])
-        template = ChatTemplate(folder, Path(arm.target.chat_template) if arm.target.chat_template else None)
+        template = ChatTemplate(handle.tokenizer, Path(arm.target.chat_template) if arm.target.chat_template else None)
         return {
             prompt.id: template.render([message.model_dump() for message in prompt.messages], arm.suite.enable_thinking)
             for prompt in arm.suite.prompts

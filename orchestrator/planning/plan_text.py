@@ -120,18 +120,15 @@ def _arms(experiment: Experiment) -> list[list[str]]:
 def launch_lines(arm: ArmConfig) -> list[str]:
     """The command that starts the arm's server, ready for a shell, and what has to be known of it; a sentence where its
     runner has none."""
-    if arm.runner.kind == "embedded":
+    if arm.runner.kind == "attach":
+        return [f"(already running: {arm.runner.url})"]
+    if arm.engine == "embedded":
         try:
             from runners.embedded import command
         except ImportError:
             return ["(the embedded engine is not installed)"]
         port = start_options(arm)["port"]
-        words = command(arm.server, port or 0)
-        if port is None:
-            words[words.index("--port") + 1] = "FREE_PORT"
-        return [shlex.join(words)]
-    if arm.runner.kind == "attach":
-        return [f"(already running: {arm.runner.url})"]
+        return [shlex.join(command(arm.server, "127.0.0.1", port or "FREE_PORT"))]
     from runners.sglang import planned
 
     return planned.told(arm.server, arm.runner.port)

@@ -137,7 +137,7 @@ def _lacks(arm: ArmConfig) -> str | None:
 
 def _sglang_refuses(arm: ArmConfig) -> list[str]:
     """Start-up rules of SGLang that the arm breaks, those included that it says only minutes later."""
-    if arm.runner.kind not in ("docker", "process"):
+    if arm.engine == "embedded" or arm.runner.kind == "attach":
         return []
     from runners.sglang import planned
 
@@ -148,7 +148,7 @@ def _target_lacks(arm: ArmConfig) -> str | None:
     path, local = arm.target.path, local_path(arm.target.path)
     if local is not None and not local.exists():
         return f"target.path={path}: there is no such folder"
-    if arm.runner.kind == "embedded" and local is None and "/" in path:
+    if arm.engine == "embedded" and local is None and "/" in path:
         return f"target.path={path}: the embedded engine fetches nothing by this name; give a folder (target=hf_folder)"
     return None
 
@@ -157,9 +157,10 @@ def _drafter_lacks(arm: ArmConfig) -> str | None:
     drafter = arm.drafter
     if not drafter.speculates:
         return None
-    if arm.runner.kind == "embedded" and drafter.embedded is None:
+    if arm.engine == "embedded" and drafter.embedded is None:
         return f"drafter={drafter.name}: the embedded engine does not have it; it needs SGLang (runner=docker)"
-    if arm.runner.kind == "docker" and drafter.plugin is not None and drafter.plugin.image is None:
+    plugin = drafter.plugin if arm.runner.kind == "docker" and arm.engine == "sglang" else None
+    if plugin is not None and plugin.image is None:
         return f"drafter={drafter.name}: no image with the vendor's code; set drafter.plugin.image=<tag>"
     try:
         checkpoint = drafter.checkpoint(arm.target.name)
@@ -172,7 +173,7 @@ def _drafter_lacks(arm: ArmConfig) -> str | None:
         return f"drafter={drafter.name}: no public weights for target={arm.target.name}; set {key}=<folder or id>"
     local = local_path(checkpoint.path)
     if local is None:
-        if arm.runner.kind == "embedded":
+        if arm.engine == "embedded":
             return f"drafter={drafter.name}: the embedded engine needs a folder, not the name {checkpoint.path}"
         return None
     missing = [name for name in ("config.json", "model.safetensors") if not (local / name).is_file()]

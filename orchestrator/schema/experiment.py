@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from orchestrator.config.names import nearest
 from orchestrator.findings.catalogue import CATALOGUE, ERRORS
 from orchestrator.schema.base import Env, Flags, Model, Name, Seed, Strings
-from orchestrator.schema.place import Node, Runner, Tracking
+from orchestrator.schema.place import AttachRunner, DockerRunner, Engine, Node, Runner, Tracking
 from orchestrator.schema.server import Attention, Drafter, Target, Verification
 from orchestrator.schema.suite import FEW_PROMPTS, Load, Suite
 
@@ -32,6 +32,13 @@ class ArmConfig(Model):
     """The server's random seed."""
     server_args: Flags
     env: Env
+
+    @property
+    def engine(self) -> Engine:
+        """The software that serves, wherever it runs."""
+        if isinstance(self.runner, DockerRunner | AttachRunner):
+            return self.runner.engine
+        return "embedded" if self.runner.kind == "embedded" else "sglang"
 
     @property
     def server(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from orchestrator.schema.base import Model, Strings
 
 Port = Annotated[int, Field(ge=1, le=65535)] | None
 Seconds = Annotated[float, Field(gt=0)]
+Engine = Literal["sglang", "embedded"]
 
 
 class _Runner(Model):
@@ -39,9 +40,13 @@ class ProcessRunner(_Runner):
 
 
 class DockerRunner(_Runner):
-    """A container with SGLang."""
+    """A container."""
 
     kind: Literal["docker"]
+    engine: Engine
+    """What its image serves with."""
+    threads: Annotated[int, Field(ge=1)] | None
+    """As ``EmbeddedRunner.threads``; SGLang has none."""
     image: str
     """Tag or digest; a drafter with a plugin brings its own image."""
     pull: Literal["missing", "always", "never"]
@@ -63,6 +68,10 @@ class AttachRunner(_Runner):
     """A server that someone else started; it is measured, never stopped."""
 
     kind: Literal["attach"]
+    engine: Engine
+    """What the server is."""
+    threads: Annotated[int, Field(ge=1)] | None
+    """As ``EmbeddedRunner.threads``; SGLang has none."""
     url: Annotated[str, Field(pattern=r"^https?://")]
 
 

@@ -33,7 +33,7 @@ _SAID = 500
 
 def sampled_gpus(arm: ArmConfig) -> str:
     """The GPUs that an arm's server uses: of the embedded engine none, whatever the machine has."""
-    if arm.runner.kind == "embedded":
+    if arm.engine == "embedded":
         return "none"
     return ",".join(map(str, arm.node.gpus or range(arm.target.tp_size)))
 

@@ -1,0 +1,29 @@
+"""The runner that an arm's config names, with the software that it starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from orchestrator.config.server_config import start_options
+from orchestrator.schema import ArmConfig
+from runners.base import Runner, ServerFailure, Software
+
+
+def make_runner(arm: ArmConfig) -> Runner:
+    """Raises ServerFailure for one that this version does not have."""
+    options = start_options(arm)
+    if arm.runner.kind == "embedded":
+        from runners.process import ProcessRunner
+
+        return ProcessRunner(_embedded_here, options["port"], options["ready_timeout_s"])
+    raise ServerFailure("no_runner", f"runner={arm.runner.kind} is not there yet; runner=embedded is")
+
+
+def _embedded_here(config: dict[str, Any], on_status: Callable[[str], None]) -> tuple[dict[str, Any], Software]:
+    from runners.embedded import EmbeddedSoftware, fetch
+
+    folder = fetch(config["target"]["path"], on_status)
+    config = {**config, "target": {**config["target"], "path": str(folder)}}
+    return config, EmbeddedSoftware(config, parent=os.getpid())

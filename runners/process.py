@@ -1,0 +1,189 @@
+"""Starts a server as a process of this machine, on loopback, and stops it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from runners.base import ServerFailure, ServerHandle, Software
+from runners.starting import wait_until_ready
+
+HOST = "127.0.0.1"
+_GRACE_S = 10.0
+_ASK_S = 120.0
+_PORT_ATTEMPTS = 3
+
+Prepare = Callable[[dict[str, Any], Callable[[str], None]], tuple[dict[str, Any], Software]]
+"""Server config -> the config with the paths of this machine, and its software for one start. May fetch a model, which
+the second argument is told of. Raises ServerFailure."""
+
+
+class ProcessRunner:
+    """One server at a time, in a process group of its own: Ctrl-C at the terminal does not reach it."""
+
+    def __init__(self, prepare: Prepare, port: int | None, ready_timeout_s: float) -> None:
+        self._prepare = prepare
+        self._port = port
+        self._ready_timeout_s = ready_timeout_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._software: Software | None = None
+
+    def start(self, config: dict[str, Any], directory: Path, on_status: Callable[[str], None]) -> ServerHandle:
+        """Start and wait until the server is ready.
+
+        ``on_status`` is called several times a second with what the server is doing; what it raises stops the start.
+        Raises ServerFailure (causes: port_in_use, ready_timeout, identity, and those of its software).
+        """
+        for attempt in range(_PORT_ATTEMPTS):
+            local, self._software = self._prepare(config, on_status)
+            port = _free_port(self._port)
+            try:
+                return self._start(local, self._software, port, directory / "server.log", on_status)
+            except ServerFailure as failure:
+                # Between finding a free port and listening on it another program may have taken it.
+                if failure.cause != "port_in_use" or self._port is not None or attempt == _PORT_ATTEMPTS - 1:
+                    raise
+        raise AssertionError("unreachable")
+
+    def stop(self, handle: ServerHandle) -> None:
+        self._end()
+
+    def failure(self, handle: ServerHandle) -> ServerFailure | None:
+        return self._ended(handle.log, served=True)
+
+    def peak_memory_bytes(self, handle: ServerHandle) -> int | None:
+        """Sum of the processes' peak resident sizes (VmHWM), bytes."""
+        peaks = [peak for pid in self._tree() if (peak := _peak_bytes(pid)) is not None]
+        return sum(peaks) if peaks else None
+
+    def _start(
+        self, config: dict[str, Any], software: Software, port: int, log: Path, on_status: Callable[[str], None]
+    ) -> ServerHandle:
+        launch = software.launch(HOST, port, _ask)
+        log.with_name("command.txt").write_text(shlex.join(launch.words) + "\n")
+        with log.open("wb") as output:
+            try:
+                self._process = subprocess.Popen(
+                    launch.words,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=os.environ | launch.env,
+                    start_new_session=True,
+                )
+            except OSError as problem:
+                told = f"{launch.words[0]} cannot be run: {problem.strerror}"
+                raise ServerFailure("argument", told, log) from problem
+        url = f"http://{HOST}:{port}"
+        try:
+            wait_until_ready(
+                software,
+                url,
+                log,
+                ended=lambda: self._ended(log, served=False),
+                on_status=on_status,
+                timeout_s=self._ready_timeout_s,
+                listens=lambda: self._listens(port),
+            )
+            try:
+                identity = software.identify(url, self._tree())
+            except ServerFailure as failure:
+                failure.log = log
+                raise
+            tokenizer = Path(identity["tokenizer_path"])
+            return ServerHandle(url, log, launch.words, identity, tokenizer, tuple(self._tree()))
+        except BaseException:
+            self._end()
+            raise
+
+    def _ended(self, log: Path, served: bool) -> ServerFailure | None:
+        if self._process is None or self._software is None or self._process.poll() is None:
+            return None
+        return self._software.failure(self._process.returncode, log, served)
+
+    def _listens(self, port: int) -> bool:
+        """Whether the process on the port is ours: whatever else answers there is not the server that was started."""
+        for pid in self._tree():
+            try:
+                connections = psutil.Process(pid).net_connections("tcp")
+            except psutil.Error:
+                continue
+            if any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in connections):
+                return True
+        return False
+
+    def _tree(self) -> list[int]:
+        """The server's process and those it started."""
+        if self._process is None or self._process.poll() is not None:
+            return []
+        return [self._process.pid, *(child.pid for child in _children(self._process.pid))]
+
+    def _end(self) -> None:
+        """SIGTERM, some seconds of grace, SIGKILL to the whole group."""
+        if self._process is None:
+            return
+        children = _children(self._process.pid)
+        process, self._process = self._process, None
+        _signal_group(process.pid, signal.SIGTERM)
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_GRACE_S)
+        finally:
+            _signal_group(process.pid, signal.SIGKILL)  # what the process itself left behind, too
+            process.wait()
+            psutil.wait_procs(children, timeout=2)
+
+
+def _ask(words: Sequence[str]) -> str:
+    """What a short command prints on this machine. Raises ServerFailure."""
+    try:
+        return subprocess.run(words, capture_output=True, text=True, timeout=_ASK_S, check=True).stdout
+    except subprocess.CalledProcessError as problem:
+        raise ServerFailure("argument", f"{shlex.join(words)} failed: {problem.stderr.strip()[-500:]}") from problem
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        raise ServerFailure("argument", f"{shlex.join(words)} cannot be run: {problem}") from problem
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    try:
+        return list(psutil.Process(pid).children(recursive=True))
+    except psutil.Error:
+        return []
+
+
+def _signal_group(group: int, signum: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signum)
+
+
+def _free_port(wanted: int | None) -> int:
+    """``wanted`` if nothing listens there (ServerFailure otherwise), else any free port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, wanted or 0))
+        except OSError as problem:
+            raise ServerFailure(
+                "port_in_use",
+                f"runner.port={wanted} cannot be used ({problem.strerror}): stop what listens there, choose another, "
+                "or leave runner.port=null for any free port",
+            ) from problem
+        return int(probe.getsockname()[1])
+
+
+def _peak_bytes(pid: int) -> int | None:
+    try:
+        found = re.search(r"^VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) * 1024 if found else None

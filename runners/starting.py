@@ -1,0 +1,91 @@
+"""Waiting until a server that was started is ready; and what every runner needs of its log and its port."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from runners.base import ServerFailure, Software
+
+_POLL_S = 0.1
+_TAIL_LINES = 12
+
+
+def wait_until_ready(
+    software: Software,
+    url: str,
+    log: Path,
+    ended: Callable[[], ServerFailure | None],
+    on_status: Callable[[str], None],
+    timeout_s: float,
+    listens: Callable[[], bool] = lambda: True,
+) -> None:
+    """Returns once the server takes requests.
+
+    ``ended``: why it is gone, None while it runs. ``listens``: whether what has the port is ours, where that can be
+    told. Raises ServerFailure: what ``ended`` says, or ``ready_timeout``; and what ``on_status`` raises.
+    """
+    deadline = time.monotonic() + timeout_s
+    lines = LogLines(log)
+    while True:
+        on_status(f"starting the server: {stage}" if (stage := software.feed(lines)) else "starting the server")
+        if (failure := ended()) is not None:
+            raise failure
+        if listens() and software.ready(url):
+            return
+        if time.monotonic() > deadline:
+            raise ServerFailure(
+                "ready_timeout",
+                f"the server was not ready within {timeout_s:g} s (runner.ready_timeout_s)"
+                + (f"; it was {stage}" if stage else ""),
+                log,
+                detail=tail(log),
+            )
+        time.sleep(_POLL_S)
+
+
+class LogLines:
+    """The whole lines that a growing log got since it was last iterated."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._position = 0
+
+    def __iter__(self) -> Iterator[str]:
+        if not self._log.exists():
+            return
+        with self._log.open("rb") as file:
+            file.seek(self._position)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self._position += len(whole) + len(newline)
+        yield from whole.decode(errors="replace").splitlines()
+
+
+def log_lines(log: Path) -> list[str]:
+    """Its lines that are not empty; a progress bar's updates count as lines."""
+    return [line for line in log.read_text(errors="replace").replace("\r", "\n").splitlines() if line.strip()]
+
+
+def tail(log: Path) -> str:
+    """What it said last."""
+    return "\n".join(log_lines(log)[-_TAIL_LINES:]) if log.exists() else ""
+
+
+def get_json(url: str, timeout_s: float = 30.0) -> dict[str, Any]:
+    """Raises OSError where nothing answers, ValueError where the answer is not JSON."""
+    with urllib.request.urlopen(url, timeout=timeout_s) as answer:
+        return dict(json.load(answer))
+
+
+def answers(url: str, timeout_s: float = 5.0) -> bool:
+    """Whether a GET is answered with 200."""
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
