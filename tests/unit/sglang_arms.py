@@ -23,6 +23,8 @@ NEWEST = "0.5.23"
 DRAFTERS = sorted(file.stem for file in (conf_dir() / "drafter").glob("*.yaml"))
 SMALL = ("target=qwen3_8b",)
 """Qwen3-8B: attention only, no recurrent state."""
+TARGETS = ("qwen3_8_27b", "qwen3_8b")
+"""Shipped targets that are served on a GPU node."""
 _GPU = ("target=qwen3_8_27b", "attention=fa3", "verification=static", "runner=docker", "node=local")
 _NEEDS = {
     "dflash": SMALL,
@@ -30,6 +32,12 @@ _NEEDS = {
     "dspine": ("drafter.plugin.image=dspine:1", "drafter.checkpoints.qwen3_8_27b.path=/models/dspine"),
 }
 """What a drafter needs beside its name on a GPU node: the target that it has weights for, or the vendor's."""
+
+
+def targets(drafter: str) -> list[str]:
+    """Those of `TARGETS` that a shipped drafter can draft for: it has a checkpoint for them, or needs none."""
+    checkpoints = _file("drafter", drafter)["checkpoints"]
+    return [target for target in TARGETS if checkpoints is None or target in checkpoints]
 
 
 def server(*overrides: str, drafter: str = "none", version: str = NEWEST) -> dict[str, Any]:
@@ -82,3 +90,7 @@ def server_info(name: str) -> dict[str, Any]:
 
 def _file(group: str, option: str) -> dict[str, Any]:
     return dict(yaml.safe_load((conf_dir() / group / f"{option}.yaml").read_text(encoding="utf-8")))
+
+
+PAIRS = tuple((drafter, target) for drafter in DRAFTERS for target in targets(drafter))
+"""Every shipped drafter with every target of a GPU node that it can draft for."""

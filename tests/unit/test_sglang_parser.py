@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from runners.sglang import known
-from runners.sglang.flags import launch
 from runners.sglang.version import KNOWN, of
-from tests.unit.sglang_arms import DRAFTERS, config
+from tests.unit import sglang_golden as golden
 
 pytestmark = pytest.mark.nightly
 SCRIPT = Path(__file__).parent / "sglang_real_parser.py"
@@ -36,12 +35,10 @@ def test_the_parser_itself_takes_every_command_line(version: str, imports: Path,
     )
     (wheel,) = tmp_path.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(tmp_path / "package")
-    lines = {
-        drafter: launch(config(drafter=drafter), of(version), "127.0.0.1", 1, "name").words()[2:]
-        for drafter in DRAFTERS
-    }
+    lines = golden.lines(version)
+    right = next(iter(lines.values()))
     # What the parser is known to refuse, so that one that takes everything would be noticed.
-    wrong = {"unknown": [*lines["none"], "--no-such-flag"], "choice": [*lines["none"], "--load-format", "nope"]}
+    wrong = {"unknown": [*right, "--no-such-flag"], "choice": [*right, "--load-format", "nope"]}
     told = json.loads(
         subprocess.run(
             [sys.executable, str(SCRIPT), str(tmp_path / "package")],
@@ -59,5 +56,5 @@ def test_the_parser_itself_takes_every_command_line(version: str, imports: Path,
     )
     assert "unrecognized arguments: --no-such-flag" in told["refused"].pop("unknown")
     assert "invalid choice: 'nope'" in told["refused"].pop("choice")
-    assert told["refused"] == dict.fromkeys(DRAFTERS, "")
+    assert told["refused"] == dict.fromkeys(lines, "")
     assert {name: flag.takes for name, flag in known.flags(of(version)).items()} == told["spellings"]
