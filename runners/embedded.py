@@ -93,7 +93,7 @@ class EmbeddedSoftware:
 
     def identify(self, url: str, pids: Sequence[int] | None) -> dict[str, Any]:
         identity = get_json(f"{url}/server_info")
-        if wrong := _wrong(self._config, identity, pids):
+        if wrong := differences(self._config, identity, pids):
             raise ServerFailure("identity", "the server is not the one that was asked for: " + "; ".join(wrong))
         return identity
 
@@ -132,7 +132,7 @@ def fetch(model: str, on_status: Callable[[str], None]) -> Path:
         raise ServerFailure("model_fetch", str(problem)) from problem
 
 
-def _wrong(config: dict[str, Any], identity: dict[str, Any], pids: Sequence[int] | None) -> list[str]:
+def differences(config: dict[str, Any], identity: dict[str, Any], pids: Sequence[int] | None) -> list[str]:
     """What differs between what was asked for and what the server says of itself."""
     target, drafter = config["target"], config["drafter"]
     speculates = drafter["algorithm"] is not None

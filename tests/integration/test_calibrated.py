@@ -73,7 +73,7 @@ class CalibratedRunner:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         url = f"http://127.0.0.1:{self.process.stdout.readline().strip()}"
-        return ServerHandle(url, directory / "server.log", command, {"tokenizer_path": str(self.folder)})
+        return ServerHandle(url, directory / "server.log", command, {}, tokenizer=self.folder)
 
     @property
     def log(self) -> Path:

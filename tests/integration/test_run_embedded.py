@@ -20,11 +20,11 @@ from orchestrator.analysis.results import Summary, read_summary
 from orchestrator.config.compose import load
 from orchestrator.job import planned
 from orchestrator.measuring import store
-from orchestrator.measuring.execute import make_runner
 from orchestrator.measuring.interrupt import Interrupt
 from orchestrator.measuring.measure import probe
 from orchestrator.measuring.progress import Display
 from orchestrator.measuring.records import RequestRecord, read_records
+from runners.choose import make_runner
 from tests.command_process import COMMAND, ENVIRONMENT, eventually, going, processes
 
 

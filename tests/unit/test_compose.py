@@ -35,7 +35,7 @@ NEEDED = {
     # What an option needs beside itself, since it is meant for it.
     "target=hf_folder": ["target.path=/models/mine"],
     "runner=attach": ["runner.url=http://127.0.0.1:30000"],
-    "node=ssh": ["node.host=me@gpu"],
+    "node=ssh": ["node.host=me@gpu"],  # with runner=docker, which the preset has
     "verification=compact": ["verification.sps_table=/tables/a.json", "drafter=dspark"],
     "verification=cap_accept": ["drafter=dspark"],
     "verification=dynamic": ["drafter=dspine"],
@@ -51,7 +51,10 @@ def combinations() -> list[list[str]]:
     for choice in OF_EMBEDDED:
         group, _, option = choice.partition("=")
         left[group].remove(option)
-    made = [embedded]
+    made = [embedded, ["preset=embedded", "runner=docker_embedded"]]
+    left["runner"].remove("docker_embedded")
+    for option in left.pop("node"):
+        made.append(["preset=gpu", f"node={option}", *NEEDED.get(f"node={option}", [])])
     while any(left.values()):
         chosen = [f"{group}={names.pop()}" for group, names in left.items() if names]
         needed = [text for choice in chosen for text in NEEDED.get(choice, [])]

@@ -53,7 +53,7 @@ def test_what_an_engine_cannot_do_is_refused() -> None:
         "target.dtype=float16: the embedded engine cannot compute in it\n  allowed: float32, bfloat16"
     )
     assert told(arm(node=LocalNode(kind="local", gpus=(0,), expect_gpu=None))) == (
-        "node: the embedded engine runs on the CPU of this machine\n  allowed: node=local"
+        "node: the embedded engine uses no GPU\n  allowed: node.gpus=null node.expect_gpu=null"
     )
     assert told(arm(target=target(context_length=22))) == (
         "target.context_length: 22 leaves no room for a prompt beside 7 new tokens\n"
