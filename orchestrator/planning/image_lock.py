@@ -1,0 +1,37 @@
+"""``images.lock.json`` in the working folder: which image a tag stood for when it was last used here.
+
+A plan computes identities from it without asking an engine; ``action=prepare`` and every run write it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from filelock import FileLock
+
+NAME = "images.lock.json"
+
+
+def read(folder: Path) -> dict[str, str]:
+    """Image (as configured) -> digest; empty where there is no lock yet."""
+    try:
+        return {str(image): str(digest) for image, digest in json.loads((folder / NAME).read_text()).items()}
+    except FileNotFoundError:
+        return {}
+
+
+def write(folder: Path, image: str, digest: str) -> None:
+    """Keep the digest of one image; the others stay. Whole or not at all: several jobs of a sweep may write."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / f".{NAME}"):
+        known = read(folder)
+        if known.get(image) == digest:
+            return
+        handle, staged = tempfile.mkstemp(prefix=f".{NAME}-", dir=folder)
+        with os.fdopen(handle, "w") as file:
+            json.dump({**known, image: digest}, file, indent=1, sort_keys=True)
+            file.write("\n")
+        os.replace(staged, folder / NAME)
