@@ -92,7 +92,8 @@ def _unreadable(error: OverrideParseException, overrides: Sequence[str], loader:
     text = text if text in overrides else next((typed for typed in overrides if text in typed), text)
     near = None
     if "=" not in text and not text.startswith("~"):
-        near = nearest(text, options(loader, "experiment"))  # the name alone is what one types first
+        if text not in groups(loader):
+            near = nearest(text, options(loader, "experiment"))  # the name alone is what one types first
         hint = "an override is key=value; a key is removed with ~key"
     elif re.search(r"[\[{,][^\"']*=", text.partition("=")[2]):
         hint = 'quote overrides inside a list: \'+arms.NAME=["drafter=dspine","verification=dynamic"]\''

@@ -149,7 +149,10 @@ def _target_lacks(arm: ArmConfig) -> str | None:
     if local is not None and not local.exists():
         return f"target.path={path}: there is no such folder"
     if arm.engine == "embedded" and local is None and "/" in path:
-        return f"target.path={path}: the embedded engine fetches nothing by this name; give a folder (target=hf_folder)"
+        return (
+            f"target.path={path}: the embedded engine fetches nothing by this name; give a folder (target=hf_folder), "
+            "or take a GPU node (preset=gpu)"
+        )
     return None
 
 

@@ -108,7 +108,8 @@ def _replay_spec(facts: Facts) -> Iterator[Violation]:
             _DROP_SPEC,
         )
     if algorithm == "NGRAM" or (facts.number("speculative-eagle-topk", 1) > 1):
-        yield Violation(key, "is valid for a chain of drafts only, and this drafter proposes a tree", "drafter.topk=1")
+        reason = "is valid for a chain of drafts only, and this drafter proposes a tree"
+        yield Violation(key, reason, _DROP_SPEC if algorithm == "NGRAM" else "drafter.topk=1")
     decode = _decode_backend(facts)
     allowed = ("triton",) if early else ("triton", "flashinfer")
     if decode not in allowed:

@@ -39,8 +39,11 @@ NEEDED = {
     "verification=compact": ["verification.sps_table=/tables/a.json", "drafter=dspark"],
     "verification=cap_accept": ["drafter=dspark"],
     "verification=dynamic": ["drafter=dspine"],
+    "load=concurrency": ["target.max_running_requests=8"],
 }
 OF_EMBEDDED = {"attention=sdpa", "runner=embedded"}
+OF_ONE_TARGET = {"drafters_27b": "qwen3_8_27b", "drafters_8b": "qwen3_8b"}
+"""Experiments that choose their target themselves, whatever the machine."""
 
 
 def combinations() -> list[list[str]]:
@@ -97,11 +100,12 @@ def test_every_experiment_composes_under_every_preset(name: str, preset: str) ->
         (arm.target.name, arm.attention.backend, arm.runner.kind, arm.target.dtype)
         for arm in experiment.configs.values()
     }
-    assert chosen == {
+    of_preset, *how = (
         ("smollm2_135m", "sdpa", "embedded", "float32")
         if preset == "embedded"
         else ("qwen3_8_27b", "fa3", "docker", "bfloat16")
-    }
+    )
+    assert chosen == {(OF_ONE_TARGET.get(name, of_preset), *how)}
 
 
 def test_the_command_line_wins_over_the_preset_and_an_arm_over_the_command_line() -> None:
@@ -184,7 +188,8 @@ def test_a_sweep_expands_as_hydra_does() -> None:
     ]  # fmt: skip
     assert [job[:2] for job in jobs] == [list(EMBEDDED)] * 4
     assert [job[-1] for job in expand(["preset=embedded", "+experiment=glob(*)"])] == [
-        "+experiment=dspine_vs_dflash2", "+experiment=embedded_drafters",
+        "+experiment=drafters_27b", "+experiment=drafters_8b", "+experiment=dspine_vs_dflash2",
+        "+experiment=embedded_drafters",
     ]  # fmt: skip
 
 

@@ -63,7 +63,8 @@ def test_what_is_missing_is_named() -> None:
         "target.path=/no/such/folder: there is no such folder"
     )
     assert lacks(target=target("qwen3_8b", "Qwen/Qwen3-8B")) == (
-        "target.path=Qwen/Qwen3-8B: the embedded engine fetches nothing by this name; give a folder (target=hf_folder)"
+        "target.path=Qwen/Qwen3-8B: the embedded engine fetches nothing by this name; give a folder "
+        "(target=hf_folder), or take a GPU node (preset=gpu)"
     )
     large = target("qwen3_8_27b", "Qwen/Qwen3.8-27B")
     assert lacks(drafter=drafter("dspine"), target=large, runner=DOCKER) == (

@@ -309,7 +309,7 @@ def test_what_the_server_reports_is_held_to_the_config() -> None:
     hybrid = server_info("qwen35-27b-hybrid-dflash")
     hybrid["internal_states"][0]["effective_max_running_requests_per_dp"] = 2
     few = problems(config(), {"internal_states": hybrid["internal_states"]}, identity(hybrid, []))
-    assert few == ["it runs 2 requests at once, target.max_running_requests is 8"]
+    assert few == ["it runs 2 requests at once, target.max_running_requests is 4"]
     renamed = config("drafter.algorithm=NEXTN", drafter="mtp")
     reported = {"speculative_algorithm": "EAGLE", "speculative_num_draft_tokens": 4}
     assert problems(renamed, reported, identity(reported, [])) == []

@@ -43,7 +43,7 @@ def test_the_arms_of_these_tests_are_those_that_hydra_composes() -> None:
 
 
 def test_a_lack_and_a_rule_are_told_together() -> None:
-    small = "drafter.server_args.max-mamba-cache-size=16"
+    small = "+drafter.server_args.max-mamba-cache-size=16"
     experiment = load([*GPU, "runner.image=lmsysorg/sglang:v0.5.18", f'arms.dspine=["drafter=dspine","{small}"]'])
     missing = preflight.missing_arms(experiment)
     assert missing["dflash2"].startswith("runner.image: SGLang 0.5.18 does not have the architecture of DFlash2")

@@ -55,7 +55,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str], str, str, str]] = {
         "drafter.topk=1",
     ),
     "replayssm with ngram": (
-        {"drafter": "ngram"}, [REPLAY], "server_args.enable-linear-replayssm-spec", "proposes a tree", "topk=1",
+        {"drafter": "ngram"}, [REPLAY], "server_args.enable-linear-replayssm-spec", "proposes a tree", "leave",
     ),
     "replayssm with another decode backend": (
         {"drafter": "mtp"},
@@ -103,8 +103,8 @@ CASES: dict[str, tuple[dict[str, Any], list[str], str, str, str]] = {
         {"drafter": "dspine"},
         ["drafter.server_args.max-mamba-cache-size=16"],
         "server_args.max-mamba-cache-size",
-        "16 slots at 5 for each request hold 3 requests, not target.max_running_requests=8",
-        "40",
+        "16 slots at 5 for each request hold 3 requests, not target.max_running_requests=4",
+        "20",
     ),
     "no_buffer with overlap": (
         {"drafter": "none"},
