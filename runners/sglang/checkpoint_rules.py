@@ -34,6 +34,7 @@ ARCHITECTURES: Mapping[str, Mapping[str, Version]] = {
     },
 }
 """Algorithm -> architectures of its drafters -> first version that has them."""
+LONGER_CONTEXT = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 _MARKOV_HEADS = ("vanilla", "gated", "rnn")
 
 
@@ -41,7 +42,7 @@ def checkpoint_rules(facts: Facts, target: Config | None, draft: Config | None) 
     """[] where the drafter's configuration is not at hand."""
     if draft is None or not facts.in_tree:
         return []
-    found = [*_architecture(facts, draft), *_quantized(facts, draft)]
+    found = [*_architecture(facts, draft), *_quantized(facts, draft), *_context(facts, draft)]
     if facts.algorithm in ARCHITECTURES:
         found += [*_pairs(facts, draft), *_heads(facts, draft)]
         if target is not None:
@@ -75,6 +76,19 @@ def _quantized(facts: Facts, draft: Config) -> Iterator[Violation]:
         yield Violation(
             _key(facts), "the weights are quantized: such a DFlash drafter loads and accepts nothing", "bfloat16"
         )
+
+
+def _context(facts: Facts, draft: Config) -> Iterator[Violation]:
+    """A drafter runs at the target's positions. EAGLE-3 drafters are often published with 2048 of them."""
+    text, wanted = _text(draft), facts.config.target.context_length
+    positions, scaled = text.get("max_position_embeddings"), text.get("rope_scaling") or text.get("rope_parameters")
+    if not isinstance(positions, int) or positions >= wanted or "factor" in (scaled or {}):
+        return
+    if facts.env.get(LONGER_CONTEXT, "").lower() in ("", "0", "false"):
+        late = "SGLang says so only after it has loaded the target"
+        reason = f"{wanted} is above the {positions} positions of the drafter; {late}"
+        nearest = f"target.context_length={positions}, or +drafter.env.{LONGER_CONTEXT}=1 where it was trained beyond"
+        yield Violation("target.context_length", reason, nearest)
 
 
 def _pairs(facts: Facts, draft: Config) -> Iterator[Violation]:

@@ -414,3 +414,15 @@ def test_a_vendor_s_block_size_is_an_assumption() -> None:
 def test_arithmetic_that_sglang_does_not_share_is_refused(given: Drafter, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         block(given)
+
+
+def test_a_drafter_of_fewer_positions_than_the_context_has() -> None:
+    short = {"architectures": ["LlamaForCausalLMEagle3"], "max_position_embeddings": 2048}
+    (found,) = refused(drafter="eagle3", draft=short)
+    assert found.key == "target.context_length" and found.reason.startswith("16384 is above the 2048 positions of")
+    assert found.nearest.startswith("target.context_length=2048, or +drafter.env.SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT")
+    assert refused("target.context_length=2048", drafter="eagle3", draft=short) == []
+    longer = "+drafter.env.SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
+    assert refused(longer, drafter="eagle3", draft=short) == []
+    scaled = {**short, "rope_scaling": {"rope_type": "yarn", "factor": 32.0}}
+    assert refused(drafter="eagle3", draft=scaled) == [], "how far it then reaches is SGLang's to say"
