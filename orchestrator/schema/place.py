@@ -53,6 +53,8 @@ class DockerRunner(_Runner):
     ipc_host: bool
     shm_size: str | None
     """Shared memory of the container (``32g``); without ``ipc_host`` SGLang needs it large."""
+    ulimits: dict[str, int]
+    """Limits of its processes (``{memlock: -1}``); a node whose engine may not grant one refuses the start."""
     hf_cache: str
     """Folder on the node that is mounted as the Hugging Face cache."""
     kernel_cache: str
