@@ -104,3 +104,8 @@ class Software(Protocol):
     def failure(self, code: int, log: Path, served: bool) -> ServerFailure:
         """Why it ended. ``code``: its exit code, or minus the signal that ended it."""
         ...
+
+
+Prepare = Callable[[dict[str, Any], Callable[[str], None]], tuple[dict[str, Any], Software]]
+"""Server config -> the config with the paths of the machine that serves, and its software for one start. May fetch a
+model, which the second argument is told of. Raises ServerFailure."""

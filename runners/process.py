@@ -15,17 +15,13 @@ from typing import Any
 
 import psutil
 
-from runners.base import ServerFailure, ServerHandle, Software
+from runners.base import Prepare, ServerFailure, ServerHandle, Software
 from runners.starting import wait_until_ready
 
 HOST = "127.0.0.1"
 _GRACE_S = 10.0
 _ASK_S = 120.0
 _PORT_ATTEMPTS = 3
-
-Prepare = Callable[[dict[str, Any], Callable[[str], None]], tuple[dict[str, Any], Software]]
-"""Server config -> the config with the paths of this machine, and its software for one start. May fetch a model, which
-the second argument is told of. Raises ServerFailure."""
 
 
 class ProcessRunner:

@@ -180,11 +180,10 @@ def ended(state: Mapping[str, Any], software: ServerFailure, log: Path) -> Serve
     return software
 
 
-def removed(software: ServerFailure | None, log: Path, served: bool) -> ServerFailure:
+def removed(log: Path, served: bool, said: str) -> ServerFailure:
     """Its container is not there any more, and nobody here removed it."""
     when = "while it served" if served else "before it was ready"
-    detail = software.detail if software else ""
-    return ServerFailure("container_gone", f"its container was removed by someone {when}", log, served, detail)
+    return ServerFailure("container_gone", f"its container was removed by someone {when}", log, served, said)
 
 
 def _advice(cause: str, said: str) -> str:

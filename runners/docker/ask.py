@@ -1,0 +1,77 @@
+"""What an image prints when a short command is run in it; kept in the user's cache, since an image does not change."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runners.base import ServerFailure
+from runners.docker.failures import of_engine
+from runners.docker.reaper import remove
+from runners.engine.fetch import cache_directory
+
+if TYPE_CHECKING:
+    import docker
+
+_LONGEST_S = 180
+_SAID = 500
+
+
+class ImageAsker:
+    """An ``Ask`` (runners/base.py) for one image."""
+
+    def __init__(self, client: docker.DockerClient, image: str, digest: str, labels: Mapping[str, str]) -> None:
+        self._client = client
+        self._image = image
+        self._digest = digest
+        self._labels = labels
+
+    def __call__(self, words: Sequence[str]) -> str:
+        """Raises ServerFailure where the command cannot be run there or fails."""
+        asked = hashlib.sha256(json.dumps([self._digest, *words]).encode()).hexdigest()[:24]
+        kept = cache_directory() / "images" / f"{asked}.txt"
+        with suppress(OSError):
+            return kept.read_text()
+        said = self._run(words)
+        _keep(kept, said)
+        return said
+
+    def _run(self, words: Sequence[str]) -> str:
+        about = f"{shlex.join(words)} in the image {self._image}"
+        container = None
+        try:
+            container = self._client.containers.create(
+                self._image, list(words[1:]), entrypoint=list(words[:1]), labels=dict(self._labels), network_mode="none"
+            )
+            container.start()
+            code = container.wait(timeout=_LONGEST_S)["StatusCode"]
+            said = container.logs(stdout=True, stderr=False).decode(errors="replace")
+            if code != 0:
+                errors = container.logs(stdout=False, stderr=True).decode(errors="replace").strip()
+                raise ServerFailure("argument", f"{about} failed ({code}): {(errors or said)[-_SAID:]}")
+            return str(said)
+        except ServerFailure:
+            raise
+        except Exception as problem:
+            raise of_engine(problem, about) from problem
+        finally:
+            if container is not None:
+                with suppress(Exception):  # of the engine, which was told or comes again; the sweep removes it
+                    remove(container)
+
+
+def _keep(file: Path, text: str) -> None:
+    """Whole or not at all; without a cache the image is asked again."""
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, staged = tempfile.mkstemp(dir=file.parent)
+        with os.fdopen(handle, "w") as output:
+            output.write(text)
+        os.replace(staged, file)

@@ -1,0 +1,260 @@
+"""Starts a server in a container of a node's engine, watches it, and removes it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+from docker.errors import NotFound
+
+from orchestrator.config.masking import mask_command
+from orchestrator.planning import hardware
+from orchestrator.planning.identity import content_hash
+from runners.base import Prepare, ServerFailure, ServerHandle, Software
+from runners.docker import container as containers
+from runners.docker import failures, images, inside, node_files, owner
+from runners.docker.ask import ImageAsker
+from runners.docker.connect import Connection, connect
+from runners.docker.logs import LogFollower
+from runners.docker.reaper import Reaper, remove
+from runners.docker.sweep import sweep
+from runners.starting import tail, wait_until_ready
+
+_GRACE_S = 10
+_LISTEN = "0.0.0.0"
+"""Inside the container, whose network is its own: what the node publishes is on its loopback."""
+_TOKEN = "HF_TOKEN"
+
+
+class DockerRunner:
+    """One server at a time, one container each.
+
+    ``node``: of the arm's config. ``options``: ``port``, ``pull``, ``hf_cache``, ``kernel_cache``, ``offline`` and
+    ``ready_timeout_s`` of its runner.
+    """
+
+    def __init__(self, prepare: Prepare, arm: str, node: dict[str, Any], options: Mapping[str, Any]) -> None:
+        self._prepare = prepare
+        self._arm = arm
+        self._node = node
+        self._options = options
+        self._connection: Connection | None = None
+        self._reaper: Reaper | None = None
+        self._container: Any = None
+        self._logs: LogFollower | None = None
+        self._software: Software | None = None
+        self._processes: list[psutil.Process] = []
+
+    def start(self, config: dict[str, Any], directory: Path, on_status: Callable[[str], None]) -> ServerHandle:
+        """Make the container, start it and wait until its server is ready. Raises ServerFailure; nothing is left then.
+
+        ``on_status`` is called several times a second with what is being done; what it raises stops the start.
+        """
+        try:
+            return self._start(config, directory, on_status)
+        except BaseException:
+            self._end()
+            raise
+
+    def stop(self, handle: ServerHandle) -> None:
+        self._end()
+
+    def failure(self, handle: ServerHandle) -> ServerFailure | None:
+        return self._ended(handle.log, served=True)
+
+    def peak_memory_bytes(self, handle: ServerHandle) -> int | None:
+        with suppress(Exception):  # of an engine that is gone: that is told when a request fails
+            return inside.peak_memory_bytes(self._container)
+        return None
+
+    def _start(self, config: dict[str, Any], directory: Path, on_status: Callable[[str], None]) -> ServerHandle:
+        on_status("starting the server: asking the container engine")
+        self._connection = connection = connect(self._node)
+        image = config["runner"]["image"]
+        lease = owner.new_lease()
+        self._reaper = Reaper(self._node, f"{owner.LEASE}={lease}")
+        try:
+            sweep(connection.client)
+            engine = _engine(connection)
+        except Exception as problem:
+            raise failures.of_engine(problem, "the container engine") from problem
+        pull: images.Pull = "never" if self._options["pull"] == "never" else "missing"  # always: once, before the plan
+        digest = images.ensure(connection.client, image, pull, on_status)
+        local, self._software = self._prepare(config, on_status)
+        place = self._place(local, connection, engine)
+        labels = owner.labels(lease, arm=self._arm, directory=str(directory.absolute()), server=content_hash(config))
+        ask = ImageAsker(connection.client, image, digest, labels)
+        on_status("starting the server: asking its image for its version")
+        launch = self._software.launch(_LISTEN, containers.PORT, ask)
+        command = mask_command(containers.command_line(place, launch))
+        log = directory / "server.log"
+        log.with_name("command.txt").write_text(shlex.join(command) + "\n")
+        on_status("starting the server: its container")
+        url = self._run(place, containers.arguments(place, launch, labels), log)
+        wait_until_ready(
+            self._software,
+            url,
+            log,
+            ended=lambda: self._ended(log, served=False),
+            on_status=on_status,
+            timeout_s=self._options["ready_timeout_s"],
+        )
+        try:
+            identity = self._software.identify(url, None)
+            tokenizer = self._tokenizer(identity["tokenizer_path"], local, directory / "tokenizer")
+        except ServerFailure as failure:
+            failure.log = log
+            raise
+        known = {"image": image, "image_digest": digest, "container_engine": engine, **self._gpus(place)}
+        self._processes = self._tree()
+        pids = tuple(process.pid for process in self._processes)
+        return ServerHandle(url, log, command, {**identity, **known}, tokenizer, pids)
+
+    def _place(self, config: dict[str, Any], connection: Connection, engine: str) -> containers.Place:
+        """Where and with what the container runs; the folders that it writes are made."""
+        runner, gpus = config["runner"], containers.gpu_ids(config)
+        if gpus and engine.startswith("Podman"):
+            raise ServerFailure(
+                "gpu_runtime", "podman ignores the GPUs that are asked of it through Docker's API: use Docker's engine"
+            )
+        embedded = config["engine"] == "embedded"
+        caches: tuple[str, ...] = ()
+        env: dict[str, str] = {}
+        if not embedded:  # which has neither cache
+            hf_cache = node_files.absolute(connection, self._options["hf_cache"])
+            kernel_cache = node_files.absolute(connection, self._options["kernel_cache"])
+            caches = (hf_cache, kernel_cache)
+            node_files.make_folders(connection, caches)
+            env = containers.cache_env(hf_cache, kernel_cache, self._options["offline"])
+            if not self._options["offline"] and (token := os.environ.get(_TOKEN)):
+                env[_TOKEN] = token
+        further = {node_files.absolute(connection, path): seen for path, seen in runner["mounts"].items()}
+        return containers.Place(
+            image=runner["image"],
+            gpus=gpus,
+            read_only={**containers.model_mounts(config), **further},
+            caches=caches,
+            env=env,
+            # The engine of this project only reads, and what a user may read here is then what it may read.
+            user=f"{os.getuid()}:{os.getgid()}" if embedded and not connection.remote else None,
+            ipc_host=runner["ipc_host"],
+            shm_size=runner["shm_size"],
+            ulimits=runner["ulimits"],
+            port=self._options["port"],
+        )
+
+    def _run(self, place: containers.Place, arguments: dict[str, Any], log: Path) -> str:
+        """Create, then start: the URL of the server."""
+        assert self._connection is not None
+        try:
+            self._container = self._connection.client.containers.create(place.image, **arguments)
+            self._container.start()
+            self._container.reload()
+        except Exception as problem:
+            failure = failures.of_engine(problem, f"the container of {place.image} cannot be started")
+            failure.log = log
+            raise failure from problem
+        self._logs = LogFollower(self._container, log)
+        published = self._container.ports.get(f"{containers.PORT}/tcp")
+        if not published:
+            raise self._ended(log, served=False) or ServerFailure("engine", "the engine published no port", log)
+        return self._connection.reach(int(published[0]["HostPort"]))
+
+    def _ended(self, log: Path, served: bool) -> ServerFailure | None:
+        """Why the server is gone, by inspection: neither the end of its log nor a broken connection proves it."""
+        if self._container is None or self._software is None or self._connection is None:
+            return None
+        try:
+            self._connection.check()
+            self._container.reload()
+        except ServerFailure as failure:
+            failure.log, failure.served, failure.detail = log, served, tail(log)
+            return failure
+        except NotFound:
+            return failures.removed(log, served, tail(log))
+        except Exception as problem:
+            unknown = failures.of_engine(problem, "the container engine")
+            unknown.log, unknown.served = log, served
+            return unknown
+        state = self._container.attrs["State"]
+        if state["Running"]:
+            return None
+        if self._logs is not None:
+            self._logs.finish()
+        return failures.ended(state, self._software.failure(failures.code_of(state), log, served), log)
+
+    def _tokenizer(self, path: str, config: dict[str, Any], folder: Path) -> Path:
+        """Its folder where it lies on this machine, else a copy."""
+        assert self._connection is not None
+        here = Path(path)
+        if not self._connection.remote and here.is_absolute() and here.is_dir():
+            mounts = containers.model_mounts(config)
+            if any(here.is_relative_to(mount) for mount in mounts):
+                return here
+        try:
+            return inside.copy_tokenizer(self._container, path, config["target"]["revision"], folder)
+        except ServerFailure:
+            raise
+        except Exception as problem:
+            raise failures.of_engine(problem, "the tokenizer's files cannot be read from the container") from problem
+
+    def _gpus(self, place: containers.Place) -> dict[str, Any]:
+        assert self._connection is not None
+        if not place.gpus or self._connection.remote:
+            return {}
+        found = hardware.gpus()
+        chosen = [int(gpu) for gpu in place.gpus if gpu.isdecimal()]
+        return {"gpus": [found.names[i] for i in chosen if i < len(found.names)], "driver": found.driver}
+
+    def _tree(self) -> list[psutil.Process]:
+        """The container's processes as this machine numbers them; empty where they are another machine's."""
+        assert self._connection is not None
+        with suppress(psutil.Error, OSError):
+            pid = self._container.attrs["State"]["Pid"]
+            # An engine may be elsewhere though it answers here (DOCKER_HOST, a virtual machine): then the number is
+            # that of any process.
+            if not self._connection.remote and self._container.id in Path(f"/proc/{pid}/cgroup").read_text():
+                first = psutil.Process(pid)
+                return [first, *first.children(recursive=True)]
+        return []
+
+    def _end(self) -> None:
+        """SIGTERM, some seconds of grace, SIGKILL, removal. Without its engine the processes are ended by hand, and the
+        reaper goes on trying to remove the container."""
+        container, self._container = self._container, None
+        removed = True
+        if container is not None and self._connection is not None:
+            try:
+                self._connection.check()
+                with suppress(NotFound):
+                    container.stop(timeout=_GRACE_S)
+                remove(container)
+            except Exception:
+                removed = False
+                self._kill()
+        if self._logs is not None:
+            self._logs.close()
+        if self._reaper is not None:
+            self._reaper.close(done=removed)
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = self._reaper = self._logs = None
+        self._processes = []
+
+    def _kill(self) -> None:
+        """A server that nobody can stop would keep its GPU."""
+        for process in self._processes:
+            with suppress(psutil.Error):  # ended, its number used again, or another user's
+                process.kill()
+
+
+def _engine(connection: Connection) -> str:
+    """Name and version."""
+    version = connection.client.version()
+    names = [component.get("Name", "") for component in version.get("Components") or ()]
+    return f"{'Podman' if 'Podman Engine' in names else 'Docker'} {version['Version']}"
