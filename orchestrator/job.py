@@ -22,7 +22,7 @@ from orchestrator.config.compose import CONFIG_NAME, VERSION_BASE, load
 from orchestrator.config.names import ConfigError, nearest
 from orchestrator.config.overrides import Override
 from orchestrator.paths import conf_dir
-from orchestrator.planning import identity, preflight
+from orchestrator.planning import identity, image_lock, preflight
 from orchestrator.planning.plan import Plan, make_plan
 from orchestrator.planning.plan_text import render
 from orchestrator.schema import Experiment
@@ -75,10 +75,12 @@ def _measure(overrides: Sequence[str], directory: Path, sweep: str | None) -> tu
     """Exit code, and in a few words what went wrong; a failed comparison must not end the others of a sweep."""
     from orchestrator.analysis.verdict import REFUSED
     from orchestrator.measuring import execute
+    from runners.docker import before
 
     try:
         experiment = load(overrides, sweep)
         refuse(experiment)
+        before.resolve(experiment.configs.values(), Path(experiment.output))
         code = execute.run(experiment, planned(experiment), directory)
         refused = "measured, and the comparison is refused: see its findings"
         return code, None if code == 0 else refused if code == REFUSED else f"ended with exit code {code}"
@@ -182,7 +184,8 @@ def _holds_results(directory: Path) -> bool:
 def planned(experiment: Experiment) -> Plan:
     """The plan on this machine, without the arms that cannot run where that is allowed."""
     missing = preflight.missing_arms(experiment) if experiment.allow_missing_arms else {}
-    return make_plan(experiment, identity.gather(experiment.configs.values()), missing)
+    images = image_lock.read(Path(experiment.output))
+    return make_plan(experiment, identity.gather(experiment.configs.values(), images), missing)
 
 
 def refuse(experiment: Experiment) -> None:

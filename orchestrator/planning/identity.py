@@ -41,9 +41,15 @@ def arm_content(arm: ArmConfig, facts: Mapping[str, Any]) -> dict[str, Any]:
         # Weights are known by their content; where the folder lies does not matter then.
         if (weights := facts["weights"].get(server[part].get("path"))) is not None:
             server[part] = {**server[part], "path": weights}
+    engine = facts["engine"][server["engine"]]
+    if server["runner"]["kind"] == "docker":
+        # The engine is what the image holds, whatever its tag; an image that was never seen here is known by its tag.
+        image = server["runner"]["image"]
+        server["runner"] = {**server["runner"], "image": facts["images"].get(image, image)}
+        engine = {}
     return {
         "server": server,
-        "engine": facts["engine"][server["engine"]],
+        "engine": engine,
         "suite": suite_content(arm.suite, arm.target.name),
     }
 
@@ -73,13 +79,17 @@ def trial_key(comparison: str, arm: str, session: int, repeat: int, load: LoadPo
     return content_hash([comparison, arm, session, repeat, load.model_dump(mode="json"), position])
 
 
-def gather(arms: Iterable[ArmConfig]) -> dict[str, Any]:
-    """What identity needs besides the config: hardware, engines, hashes of local weights, record schema."""
+def gather(arms: Iterable[ArmConfig], images: Mapping[str, str]) -> dict[str, Any]:
+    """What identity needs besides the config: hardware, engines, hashes of local weights, record schema.
+
+    ``images``: image -> digest (``image_lock``), for servers in containers.
+    """
     paths = {path for arm in arms for path in (arm.server["target"]["path"], arm.server["drafter"].get("path")) if path}
     gpus, cpu = hardware.gpus(), hardware.cpu()
     return {
         "hardware": {"cpu": asdict(cpu), "gpus": list(gpus.names), "driver": gpus.driver},
         "engine": {"embedded": embedded_engine(), "sglang": {}},
+        "images": dict(images),
         "weights": {path: digest for path in sorted(paths) if (digest := weights_hash(path)) is not None},
         "record_schema": RECORD_SCHEMA,
     }

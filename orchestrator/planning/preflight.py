@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-import socket
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
 from orchestrator.config.names import ConfigError
 from orchestrator.paths import local_path
-from orchestrator.planning import hardware
 from orchestrator.schema import ArmConfig, Experiment
 
-RUNNERS_OF_THIS_RELEASE = ("embedded",)
+RUNNERS_OF_THIS_RELEASE = ("embedded", "docker")
 _SQLITE = "sqlite:///"
-DOCKER_SOCKET = "/var/run/docker.sock"
 
 
 def missing_arms(experiment: Experiment) -> dict[str, str]:
@@ -47,15 +44,6 @@ def check_machine(experiment: Experiment) -> None:
     check_folders(experiment)
     for arm in experiment.configs.values():
         kind = arm.runner.kind
-        if kind == "docker" and arm.node.kind == "local" and not docker_answers():
-            seen = ", ".join(hardware.gpus().names)
-            raise ConfigError(
-                "runner=docker",
-                (f"a GPU is visible here ({seen}), so servers run in containers, but " if seen else "")
-                + "no Docker engine answers",
-                hint="this release plans servers in containers (action=plan) but cannot start them yet; it measures "
-                "the small target without the GPU: runner=embedded",
-            )
         if kind not in RUNNERS_OF_THIS_RELEASE:
             raise ConfigError(
                 f"runner={kind}",
@@ -68,6 +56,9 @@ def check_machine(experiment: Experiment) -> None:
                 "the embedded engine needs torch, which is not installed",
                 hint="pip install -e '.[embedded]'",
             )
+    from runners.docker import before
+
+    before.refuse(experiment.configs.values())
 
 
 def check_folders(experiment: Experiment) -> None:
@@ -111,23 +102,6 @@ def _unwritable(folder: Path) -> str | None:
             return None
     except OSError as error:
         return f"{error.strerror or error} ({folder})"
-
-
-def docker_answers(timeout_s: float = 2.0) -> bool:
-    """Whether an engine accepts connections where the Docker client would look: DOCKER_HOST, else the usual socket."""
-    host = os.environ.get("DOCKER_HOST", f"unix://{DOCKER_SOCKET}")
-    scheme, _, address = host.partition("://")
-    try:
-        if scheme == "unix":
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(timeout_s)
-                connection.connect(address)
-        elif scheme == "tcp":
-            name, _, port = address.rpartition(":")
-            socket.create_connection((name, int(port)), timeout_s).close()
-        return True  # other schemes (ssh) are the client's own business
-    except (OSError, ValueError):
-        return False
 
 
 def _lacks(arm: ArmConfig) -> str | None:

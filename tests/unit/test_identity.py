@@ -137,6 +137,6 @@ def test_the_engine_is_known_by_its_sources_and_packages() -> None:
 def test_gather_does_not_change_what_it_is_given() -> None:
     arm = plan_factory.arm("plain", plan_factory.suite(), plan_factory.load())
     before = copy.deepcopy(arm.server)
-    facts = identity.gather([arm])
-    assert set(facts) == {"hardware", "engine", "weights", "record_schema"}
+    facts = identity.gather([arm], {})
+    assert set(facts) == {"hardware", "engine", "images", "weights", "record_schema"}
     assert arm.server == before

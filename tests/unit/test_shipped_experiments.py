@@ -36,7 +36,7 @@ def pair(preset: str, drafter: str, *more: str) -> Experiment:
 
 def plan(experiment: Experiment) -> str:
     return render(
-        experiment, make_plan(experiment, gather(experiment.configs.values())), preflight.missing_arms(experiment)
+        experiment, make_plan(experiment, gather(experiment.configs.values(), {})), preflight.missing_arms(experiment)
     )
 
 
