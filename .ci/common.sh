@@ -1,12 +1,16 @@
 # Sourced by .ci/run and .ci/nightly.
 
-# Debian packages that the tests need: a browser that opens the report and MLflow's pages.
+# Debian packages that the tests need: a browser that opens the report and MLflow's pages; the database that MLflow's
+# server keeps runs in, and Compose, which reads containers/mlflow.
 install_debian_packages() {
-    command -v chromium >/dev/null && return
-    local sudo=""
+    local sudo="" missing=()
+    command -v chromium >/dev/null || missing+=(chromium)
+    command -v docker-compose >/dev/null || missing+=(docker-compose)
+    [ -d /usr/lib/postgresql ] || missing+=(postgresql)
+    [ ${#missing[@]} -gt 0 ] || return 0
     [ "$(id -u)" = 0 ] || sudo="sudo -n"
     step "apt-get update" $sudo apt-get update -qq
-    step "apt-get install chromium" env DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends chromium
+    step "apt-get install ${missing[*]}" env DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends "${missing[@]}"
 }
 
 # A fresh virtual environment with this checkout and every pinned dependency; removed on exit.
