@@ -19,7 +19,7 @@ def main(entry_point: str, algorithm: str) -> str | None:
     found = [one for one in registered if one.name == entry_point]
     if len(found) != 1:
         names = ", ".join(sorted(one.name for one in registered)) or "none at all"
-        return f"{len(found)} entry points are named {entry_point!r} in the group {GROUP}, one is wanted; it has: {names}"
+        return f"{len(found)} entry points named {entry_point!r} in the group {GROUP}, one is wanted; it has: {names}"
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")  # SGLang logs why one fails
     from sglang.srt.plugins import load_plugins
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
