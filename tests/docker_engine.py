@@ -1,0 +1,158 @@
+"""A container engine of the tests' own: Debian's dockerd with every folder, socket and bridge of it apart from others'."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import docker
+import psutil
+
+_PACKAGES = ("docker.io", "iptables", "iproute2")
+_START_S = 60
+_END_S = 20
+
+
+class DockerEngine:
+    """A running engine; a context manager, and closed nothing of it is left.
+
+    ``flags``: further ones of dockerd. ``first_on_path``: a folder with programs that it finds before others.
+    """
+
+    def __init__(self, *flags: str, first_on_path: Path | None = None, folder: Path | None = None) -> None:
+        install()
+        name = secrets.token_hex(3)
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="spec-docker-", dir="/tmp"))  # sockets' paths are short
+        self.address = f"unix://{self.folder}/docker.sock"
+        self._bridge = f"spec{name}"
+        self._group = f"spec-{name}"
+        self._flags = flags
+        self._environment = dict(os.environ)
+        if first_on_path is not None:
+            self._environment["PATH"] = f"{first_on_path}:{self._environment['PATH']}"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._make_bridge(name)
+        self.start()
+
+    def start(self) -> None:
+        with (self.folder / "dockerd.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    "dockerd", "--host", self.address, "--data-root", f"{self.folder}/data",
+                    "--exec-root", f"{self.folder}/exec", "--pidfile", f"{self.folder}/pid",
+                    # Ports are published by its own proxy: no rule of this machine's firewall is touched.
+                    "--iptables=false", "--ip6tables=false", "--ip-masq=false", "--bridge", self._bridge,
+                    "--cgroup-parent", f"/{self._group}", "--shutdown-timeout", "3", *self._flags,
+                ],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment, start_new_session=True,
+            )  # fmt: skip
+        deadline = time.monotonic() + _START_S
+        while True:
+            assert self._process.poll() is None and time.monotonic() < deadline, self.log()
+            with suppress(docker.errors.DockerException):
+                self.client().close()
+                return
+            time.sleep(0.1)
+
+    def client(self) -> Any:
+        return docker.DockerClient(base_url=self.address, timeout=30)
+
+    def containers(self) -> list[str]:
+        """Names of all containers, ended ones included."""
+        client = self.client()
+        try:
+            return [str(one.name) for one in client.containers.list(all=True, ignore_removed=True)]
+        finally:
+            client.close()
+
+    def log(self) -> str:
+        return (self.folder / "dockerd.log").read_text(errors="replace")[-3000:]
+
+    def signal(self, signum: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(signum)
+        if signum in (signal.SIGKILL, signal.SIGTERM):
+            self._process.wait(_END_S)
+
+    def processes(self) -> list[psutil.Process]:
+        """All that the engine has started: containerd, its shims, and what runs in containers."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                named = any(str(self.folder) in word for word in process.cmdline())
+                inside = f"/{self._group}/" in Path(f"/proc/{process.pid}/cgroup").read_text()
+                if (named or inside) and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def close(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGCONT)
+            with suppress(docker.errors.DockerException, OSError):
+                client = self.client()
+                for container in client.containers.list(all=True, ignore_removed=True):
+                    with suppress(docker.errors.APIError):
+                        container.remove(force=True, v=True)
+                client.close()
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_S)
+            self._process.kill()
+            self._process.wait()
+        left = self.processes()  # of an engine that was killed
+        for process in left:
+            with suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(left, timeout=_END_S)
+        subprocess.run(["ip", "link", "delete", self._bridge], capture_output=True, check=False)
+        for mount in reversed(_mounts_below(self.folder)):
+            subprocess.run(["umount", "-l", mount], capture_output=True, check=False)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._remove_groups()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _make_bridge(self, name: str) -> None:
+        third, fourth = int(name[:2], 16), int(name[2:4], 16) & 0xF0
+        for words in (
+            ("link", "add", self._bridge, "type", "bridge"),
+            ("address", "add", f"10.213.{third}.{fourth + 1}/28", "dev", self._bridge),
+            ("link", "set", self._bridge, "up"),
+        ):
+            subprocess.run(["ip", *words], check=True)
+
+    def _remove_groups(self) -> None:
+        for folder in [*Path("/sys/fs/cgroup").glob(f"*/{self._group}"), Path("/sys/fs/cgroup") / self._group]:
+            for inner in [*folder.glob("*"), folder]:
+                with suppress(OSError):
+                    inner.rmdir()
+
+
+def install() -> None:
+    """Debian's engine where none is there."""
+    if shutil.which("dockerd") and shutil.which("iptables") and shutil.which("ip"):
+        return
+    apt = ["apt-get", "-o", "DPkg::Lock::Timeout=120"]
+    subprocess.run([*apt, "update", "-qq"], check=True)
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    subprocess.run([*apt, "install", "-y", "-qq", "--no-install-recommends", *_PACKAGES], check=True, env=environment)
+
+
+def _mounts_below(folder: Path) -> list[str]:
+    points = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    return [point for point in points if point.startswith(f"{folder}/")]
