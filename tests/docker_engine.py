@@ -1,4 +1,4 @@
-"""A container engine of the tests' own: Debian's dockerd with every folder, socket and bridge of it apart from others'."""
+"""A container engine of the tests' own: Debian's dockerd, its folders, socket and bridge apart from any other's."""
 
 from __future__ import annotations
 
