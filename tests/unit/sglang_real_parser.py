@@ -84,12 +84,17 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
-def parser(folder: str) -> argparse.ArgumentParser:
+def make_importable(folder: str) -> None:
+    """Let the unpacked wheel be imported."""
     sys.path.insert(0, folder)
+    sys.meta_path.append(_Finder())
+
+
+def parser(folder: str) -> argparse.ArgumentParser:
     # A newer transformers has some of the models that an older SGLang registers.
     register = type(CONFIG_MAPPING).register
     type(CONFIG_MAPPING).register = lambda self, key, value, exist_ok=False: register(self, key, value, exist_ok=True)
-    sys.meta_path.append(_Finder())
+    make_importable(folder)
     from sglang.srt.server_args import ServerArgs
 
     made = argparse.ArgumentParser(prog="sglang serve")

@@ -1,4 +1,5 @@
-"""Every golden command line through the real argument parser of its version, fetched as the wheel that it comes in."""
+"""What needs SGLang itself, fetched as the wheels of its versions: every golden command line through the real argument
+parser, and the check of a vendor's plugin with the real loader."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import pytest
 
 from runners.sglang import known
 from runners.sglang.version import KNOWN, of
+from tests import vendor_plugin
 from tests.unit import sglang_golden as golden
 
 pytestmark = pytest.mark.nightly
@@ -28,27 +30,31 @@ def imports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def unpacked(version: str, folder: Path) -> Path:
+    """The package out of that version's wheel."""
+    subprocess.run([*PIP, "download", "--no-deps", *PLATFORM, f"sglang=={version}", "--dest", str(folder)], check=True)
+    (wheel,) = folder.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(folder / "package")
+    return folder / "package"
+
+
+def environment(home: Path, *imports: Path) -> dict[str, str]:
+    paths = ":".join(map(str, imports))
+    return {"PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": "", "PATH": "/usr/bin:/bin", "HOME": str(home)}
+
+
 @pytest.mark.parametrize("version", [str(version) for version in KNOWN])
 def test_the_parser_itself_takes_every_command_line(version: str, imports: Path, tmp_path: Path) -> None:
-    subprocess.run(
-        [*PIP, "download", "--no-deps", *PLATFORM, f"sglang=={version}", "--dest", str(tmp_path)], check=True
-    )
-    (wheel,) = tmp_path.glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(tmp_path / "package")
+    package = unpacked(version, tmp_path)
     lines = golden.lines(version)
     right = next(iter(lines.values()))
     # What the parser is known to refuse, so that one that takes everything would be noticed.
     wrong = {"unknown": [*right, "--no-such-flag"], "choice": [*right, "--load-format", "nope"]}
     told = json.loads(
         subprocess.run(
-            [sys.executable, str(SCRIPT), str(tmp_path / "package")],
+            [sys.executable, str(SCRIPT), str(package)],
             input=json.dumps(lines | wrong),
-            env={
-                "PYTHONPATH": str(imports),
-                "CUDA_VISIBLE_DEVICES": "",
-                "PATH": "/usr/bin:/bin",
-                "HOME": str(tmp_path),
-            },
+            env=environment(tmp_path, imports),
             capture_output=True,
             text=True,
             check=True,
@@ -58,3 +64,32 @@ def test_the_parser_itself_takes_every_command_line(version: str, imports: Path,
     assert "invalid choice: 'nope'" in told["refused"].pop("choice")
     assert told["refused"] == dict.fromkeys(lines, "")
     assert {name: flag.takes for name, flag in known.flags(of(version)).items()} == told["spellings"]
+
+
+@pytest.mark.parametrize("version", [str(KNOWN[0]), str(KNOWN[-1])])
+def test_the_check_of_a_vendor_s_plugin_works_with_sglang_itself(version: str, imports: Path, tmp_path: Path) -> None:
+    """containers/dspine runs it while an image is built; there the tests have a stand-in only."""
+    package = unpacked(version, tmp_path)
+    told = {}
+    for kind, (_, module) in vendor_plugin.KINDS.items():
+        vendor = tmp_path / kind
+        (vendor / "dspine_vendor-0.1.dist-info").mkdir(parents=True)
+        (vendor / "dspine_vendor.py").write_text(module)
+        (vendor / "dspine_vendor-0.1.dist-info/METADATA").write_text("Name: dspine-vendor\nVersion: 0.1\n")
+        entry_points = "" if kind == "no entry point" else vendor_plugin.ENTRY_POINTS
+        (vendor / "dspine_vendor-0.1.dist-info/entry_points.txt").write_text(entry_points)
+        done = subprocess.run(
+            [sys.executable, str(SCRIPT.with_name("sglang_real_plugin.py")), str(package), "dspine", "DSPINE"],
+            env=environment(tmp_path, imports, vendor) | {"SGLANG_PLUGINS": "dspine"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        told[kind] = (done.stdout + done.stderr).strip().splitlines()[-1]
+        assert (done.returncode == 0) == (kind == "right"), told[kind]
+        if kind == "import fails":
+            assert "Failed to load plugin dspine" in done.stdout and "a_module_that_is_not_there" in done.stdout
+    assert told["right"] == "verified: DSPINE of dspine-vendor 0.1, commit unknown"
+    assert told["no entry point"].startswith("refused: 0 entry points named 'dspine'")
+    for kind in ("another algorithm", "import fails"):
+        assert told[kind].endswith("registers no algorithm 'DSPINE': Unknown speculative algorithm name: DSPINE")
