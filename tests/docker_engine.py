@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,6 +21,13 @@ import psutil
 _PACKAGES = ("docker.io", "iptables", "iproute2")
 _START_S = 60
 _END_S = 20
+
+
+@dataclass(frozen=True)
+class NoEngine:
+    """Where none is."""
+
+    address: str
 
 
 class DockerEngine:
@@ -44,6 +52,8 @@ class DockerEngine:
         self.start()
 
     def start(self) -> None:
+        """Again after it was ended, too: with the same folders, so with the same containers."""
+        self._forget_containerd()
         with (self.folder / "dockerd.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
@@ -126,6 +136,13 @@ class DockerEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _forget_containerd(self) -> None:
+        """It ends with a killed engine; where nobody buries it, the next engine would wait for an answer of it."""
+        file = self.folder / "exec/containerd/containerd.pid"
+        with suppress(OSError, psutil.Error):
+            if psutil.Process(int(file.read_text())).status() == psutil.STATUS_ZOMBIE:
+                file.unlink()
 
     def _make_bridge(self, name: str) -> None:
         third, fourth = int(name[:2], 16), int(name[2:4], 16) & 0xF0

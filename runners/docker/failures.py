@@ -125,6 +125,8 @@ ENGINE_LOST = frozenset({"engine_gone", "engine_hung", "engine_denied"})
 _VAGUE = frozenset({"died", "killed", "stopped"})
 """What a server's software says where its log tells nothing; the container's state then knows more."""
 _SIGKILL, _SIGTERM = 9, 15
+_NO_PROGRAM = (126, 127)
+"""Not executable, not found."""
 
 
 def of_engine(problem: Exception, about: str) -> ServerFailure:
@@ -162,21 +164,26 @@ def ended(state: Mapping[str, Any], software: ServerFailure, log: Path) -> Serve
     code, when = code_of(state), "while it served" if software.served else "before it was ready"
 
     def failure(cause: str, message: str) -> ServerFailure:
-        return ServerFailure(cause, f"{message} {when}", log, software.served, software.detail)
+        return ServerFailure(cause, f"the server ended {when}: {message}", log, software.served, software.detail)
 
     if state.get("OOMKilled"):
         # A child may have been killed: then the exit code is the server's own.
-        limit = "the memory limit of its container or of the node"
-        return failure("memory", f"a process of the server was killed by the kernel: it reached {limit}")
+        return failure("memory", "the kernel killed one of its processes, at the memory limit of its container")
     if state.get("Error"):
         told = refused("State", None, str(state["Error"]), "its container did not start")
         return ServerFailure(told.cause, str(told), log, software.served, software.detail)
     if software.cause not in _VAGUE:
         return software
+    if code in _NO_PROGRAM:  # by the container's first process, so that the engine itself had nothing to object
+        return failure(
+            "command", "the image cannot run the server's program: is it the image of runner.engine? It ended"
+        )
     if code == -_SIGKILL:
-        return failure("killed", "its container was killed (137): by someone, or by the kernel for memory of the node,")
+        return failure(
+            "killed", "its container was killed (137): by someone, or by the kernel when the node ran short of memory"
+        )
     if code == -_SIGTERM:
-        return failure("stopped", "its container was stopped from outside (143): by someone, or with its engine,")
+        return failure("stopped", "its container was stopped from outside (143): by someone, or with its engine")
     return software
 
 

@@ -53,6 +53,7 @@ def said(cause: str) -> ServerFailure:
         ({"ExitCode": 137}, "killed", "killed"),
         ({"ExitCode": 137}, "memory", "memory"),  # SGLang ends itself with SIGKILL: its log knows why
         ({"ExitCode": 143}, "died", "stopped"),
+        ({"ExitCode": 127}, "died", "command"),
         ({"ExitCode": 127, "Error": 'exec: "x": executable file not found in $PATH'}, "died", "command"),
     ],
 )

@@ -10,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests import base_image, standin_sglang, vendor_plugin
+from orchestrator import report, tracking
+from orchestrator.analysis.results import write_summary
+from orchestrator.analysis.summary import summarize
+from tests import base_image, mlflow_service, standin_sglang, synthetic, vendor_plugin
 from tests.docker_engine import DockerEngine
+from tests.postgres import cluster
 
 ROOT = Path(__file__).resolve().parents[3]
 SGLANG, DSPINE = "spec-orchestrator/sglang:v0.5.23", "spec-orchestrator/dspine:v0.5.23"
@@ -132,3 +136,29 @@ def test_a_plugin_that_registers_makes_an_image(docker: Docker, vendor: tuple[st
     assert f"commit {commit}" in docker(*smoke, *check)
     listed = docker("run", "--rm", "--network", "none", DSPINE, "python3", "-m", "pip", "list")
     assert "torch" not in listed, "what it depends on is the image's business"
+
+
+@pytest.mark.nightly
+def test_the_image_of_mlflow_serves_from_postgres(docker: Docker, tmp_path: Path) -> None:
+    """As its service in compose.yaml, but on the network of this machine: the tests' Postgres is no container."""
+    docker.build("containers/mlflow/Dockerfile", "spec-orchestrator/mlflow:3.17.2", f"BASE={base_image.NAME}")
+    summary = summarize(synthetic.records(), synthetic.facts())
+    write_summary(summary, tmp_path / "summary.json")
+    report.write(summary, tmp_path)
+    with cluster("mlflow") as database:
+        database.query("postgres", "create database mlflow")
+        port = mlflow_service.free_port()
+        variables = mlflow_service.environment(database)
+        given = [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
+        words = ("run", "--detach", "--name", "mlflow", "--network", "host", "--volume", "artifacts:/artifacts", *given)
+        docker(*words, "spec-orchestrator/mlflow:3.17.2", *mlflow_service.command(port, "/artifacts"))
+        try:
+            state = ("inspect", "--format", "{{.State.Running}}", "mlflow")
+            uri = f"http://127.0.0.1:{port}"
+            mlflow_service.wait(uri, lambda: docker(*state).strip() == "true", lambda: docker("logs", "mlflow"))
+            tracking.project(summary, uri, tmp_path)
+            kept = docker("exec", "mlflow", "sh", "-c", "ls -n /artifacts/*/*/artifacts/report.html")
+            assert " 10001 10001 " in kept
+            assert database.query("mlflow", "select count(*) from runs") == [(4,)]
+        finally:
+            docker("rm", "--force", "mlflow")
