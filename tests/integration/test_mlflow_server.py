@@ -5,16 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -25,12 +21,10 @@ from mlflow.entities import Run
 from orchestrator import projection, report, tracking
 from orchestrator.analysis.results import write_summary
 from orchestrator.analysis.summary import summarize
-from tests import synthetic
+from tests import mlflow_service, synthetic
 from tests.command_process import start
+from tests.mlflow_service import COMPOSE, service
 from tests.postgres import Cluster, cluster
-
-COMPOSE = Path(__file__).resolve().parents[2] / "containers/mlflow/compose.yaml"
-PASSWORD = "${MLFLOW_DB_PASSWORD:?write MLFLOW_DB_PASSWORD=... into containers/mlflow/.env}"
 
 
 class Server(NamedTuple):
@@ -50,51 +44,26 @@ class Server(NamedTuple):
         return list(self.client.search_runs([found.experiment_id], f"tags.role = '{role}'"))
 
 
-def service() -> dict[str, Any]:
-    return dict(yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["services"]["mlflow"])
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The service's command and environment, with addresses and folders of this machine in place of the container's."""
     place = tmp_path_factory.mktemp("server")
-    with cluster("mlflow") as database, socket.socket() as probe:
+    with cluster("mlflow") as database:
         database.query("postgres", "create database mlflow")
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
-        here = {"0.0.0.0": "127.0.0.1", "5000": str(port), "/artifacts": str(place / "artifacts")}
-        command = [here.get(word, word) for word in service()["command"]]
+        port = mlflow_service.free_port()
+        command = mlflow_service.command(port, str(place / "artifacts"))
         command[0] = str(Path(sys.executable).with_name("mlflow"))
-        environment = dict(service()["environment"])
-        assert environment["PGPASSWORD"] == PASSWORD
-        environment["PGPASSWORD"] = database.password
-        store = environment["MLFLOW_BACKEND_STORE_URI"]
-        environment["MLFLOW_BACKEND_STORE_URI"] = store.replace("@postgres:5432/", f"@127.0.0.1:{database.port}/")
-        assert environment["MLFLOW_BACKEND_STORE_URI"] != store
+        variables = os.environ | mlflow_service.environment(database)
         log = place / "log"
         with log.open("w") as output:
-            process = psutil.Popen(
-                command, cwd=place, env={**os.environ, **environment}, stdout=output, stderr=output, process_group=0
-            )
+            process = psutil.Popen(command, cwd=place, env=variables, stdout=output, stderr=output, process_group=0)
         try:
             uri = f"http://127.0.0.1:{port}"
-            wait(uri, process, log)
+            mlflow_service.wait(uri, lambda: process.poll() is None, log.read_text)
             yield Server(uri, process, place / "artifacts", log, database)
         finally:
             os.killpg(process.pid, signal.SIGTERM)
             process.wait(timeout=60)
-
-
-def wait(uri: str, process: psutil.Process, log: Path) -> None:
-    deadline = time.monotonic() + 120
-    while True:
-        try:
-            urllib.request.urlopen(f"{uri}/health", timeout=4).close()
-            return
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
-            assert process.is_running() and time.monotonic() < deadline, log.read_text()
-            time.sleep(0.2)
 
 
 def test_a_run_logs_to_it_and_its_artifacts_arrive(server: Server, tmp_path: Path) -> None:
