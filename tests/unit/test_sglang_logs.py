@@ -33,6 +33,12 @@ EXPECTED = {
         "CUBLAS_STATUS_EXECUTION_FAILED",
         "TORCH_BLAS_PREFER_CUBLASLT=1",
     ),
+    "dspark-8b-graph-capture-cublas-mem0.8-eager-modules": (
+        "kernel",
+        "capturing CUDA graphs (draft verify)",
+        "CUBLAS_STATUS_EXECUTION_FAILED",
+        "less memory does not help",
+    ),
     "dspark-gamma-conflict": ("setting", "starting", "must equal gamma + 1", "refuses a setting"),
     "dspark-given-dflash-draft": ("wrong_draft", "starting its processes", "markov_rank > 0", "drafter.checkpoints"),
     "fa3-kernel-image-invalid-scheduler-exit1": (
@@ -70,8 +76,41 @@ def test_why_a_recorded_server_failed(name: str) -> None:
 
 
 def test_every_recorded_log_is_judged() -> None:
-    recorded = {file.stem for file in LOGS.glob("*.log") if not file.stem.startswith("ready-")}
-    assert recorded == set(EXPECTED)
+    recorded = {file.stem for file in LOGS.glob("*.log")}
+    assert recorded == {*EXPECTED, *(f"ready-{name}" for name in STARTED)}
+
+
+STARTED = {
+    # log: architecture of the drafter's weights, then GB: the target's weights, the drafter's, their two caches, graphs
+    "fa3-8b-base": (None, 15.28, None, 95.98, None, 1.38),
+    "fa3-8b-dflash": ("DFlashDraftModel", 15.28, 1.95, 82.48, 11.46, 2.44),
+    "fa3-8b-dspark": ("Qwen3DSparkModel", 15.28, 2.10, 82.42, 11.44, 2.29),
+    "qwen3-8b-baseline": (None, 15.28, None, 110.86, None, 1.37),
+    "qwen3-8b-dflash": ("DFlashDraftModel", 15.28, 1.95, 95.56, 13.28, 2.63),
+    "qwen3-8b-dspark": ("Qwen3DSparkModel", 15.28, 2.10, 82.42, 11.44, 2.38),
+    "qwen35-27b-hybrid-baseline": (None, 48.49, None, 33.06, None, 2.97),
+    "qwen35-27b-hybrid-dflash": ("DFlashDraftModel", 48.49, 3.38, 24.38, 7.62, 4.77),
+    "smoke-fa3-dspark": ("Qwen3DSparkModel", 15.28, 2.10, 82.42, 11.44, 2.29),
+    "smoke-fi-dflash": ("DFlashDraftModel", 15.28, 1.95, 82.48, 11.46, 2.77),
+    "tiny-base-coldcache": (None, 0.35, None, 41.30, None, 0.30),
+    "tiny-dspark-coldcache": ("Qwen3DSparkModel", 0.35, 0.15, 32.92, 8.24, 0.52),
+}
+
+
+@pytest.mark.parametrize("name", STARTED)
+def test_what_a_start_says(name: str) -> None:
+    architecture, *sizes = STARTED[name]
+    lines = log(f"ready-{name}").splitlines()
+    start = read(lines)
+    assert start.ready and start.port == 30000 and start.pid is not None
+    found = identity({}, lines)
+    memory = found.memory
+    assert found.draft_architecture == architecture
+    told = [memory.target_weights, memory.draft_weights, memory.kv_cache, memory.draft_kv_cache, memory.graphs]
+    assert told == pytest.approx(sizes)
+    assert (memory.state_cache is not None) == ("hybrid" in name)
+    served = classify(log(f"ready-{name}"))
+    assert (served.cause, served.served, served.said) == ("killed", True, ""), "it ends there, and nothing was wrong"
 
 
 SERVING = log("ready-qwen3-8b-dflash")
