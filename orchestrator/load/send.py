@@ -52,8 +52,8 @@ async def send(
     except asyncio.CancelledError:
         outcome, error = "cancelled", "cancelled by the caller"
     answer = reader.finish() if outcome != "error" else Answer()
-    if outcome == "ok" and answer.problem:
-        outcome, error = answer.problem
+    if outcome == "ok" and (wrong := answer.problem or _cut_short(answer, request.sampling.max_new_tokens)):
+        outcome, error = wrong
     return RequestRecord(
         trial_key=request.trial_key,
         arm=request.arm,
@@ -80,6 +80,14 @@ async def send(
         outcome=outcome,
         error=error,
     )
+
+
+def _cut_short(answer: Answer, limit: int) -> tuple[Outcome, str] | None:
+    """SGLang ends an output that its cache does not hold as if the token limit had been reached."""
+    if answer.finish_reason != "length" or answer.completion_tokens is None or answer.completion_tokens >= limit:
+        return None
+    got = f"{answer.completion_tokens} of {limit} tokens"
+    return "truncated", f"the server ended it after {got}: its cache or its context holds no more"
 
 
 async def _opened(line: Line) -> Connection | Broken:

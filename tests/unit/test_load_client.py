@@ -106,6 +106,15 @@ def test_a_fault_is_the_outcome_of_that_request(fault: str, outcome: str, says: 
         assert [tokens for _, tokens in record.chunks] == [1, 2, 3], "what had arrived is kept"
 
 
+def test_an_output_that_the_server_has_no_room_for_is_not_a_whole_one() -> None:
+    """SGLang says "length" of it, as where the token limit is reached (recorded: output-over-the-cache.json)."""
+    with serve(Fake(change=lambda ids, body: ids[:4])) as fake:
+        record = ask(fake)
+    assert (record.outcome, record.finish_reason, record.completion_tokens) == ("truncated", "length", 4)
+    assert record.error == "the server ended it after 4 of 7 tokens: its cache or its context holds no more"
+    assert record.output_ids == [6, 7, 8, 9] and record.e2e_s is None
+
+
 def test_a_request_that_goes_on_for_too_long_is_given_up() -> None:
     with serve(Fake(delay_s=0.1)) as fake:
         record = ask(fake, request(tokens=60), limits=Limits(timeout_s=0.45, stall_timeout_s=0.3))
