@@ -17,6 +17,7 @@ import pytest
 
 from orchestrator.analysis.results import read_summary
 from orchestrator.measuring import store
+from orchestrator.telemetry import samples
 from tests.command_process import eventually
 from tests.docker_engine import DockerEngine, NoEngine
 from tests.integration.docker.conftest import EMBEDDED, MOUNTS, ROOT
@@ -62,8 +63,10 @@ def serves(place: Path, engine: DockerEngine) -> bool:
     return any(file.stat().st_size > 2000 for file in place.glob("runs/*/*/sessions/*/telemetry*.jsonl"))
 
 
-def reapers() -> list[psutil.Process]:
-    return [one for one in psutil.process_iter(["cmdline"]) if "runners.docker.reaper" in (one.info["cmdline"] or [])]
+def reaper(process: subprocess.Popen[str]) -> psutil.Process:
+    """Of a run's server."""
+    (found,) = [one for one in psutil.Process(process.pid).children() if "runners.docker.reaper" in one.cmdline()]
+    return found
 
 
 def test_the_main_job(engine: DockerEngine, tmp_path: Path, target_folder: Path) -> None:
@@ -87,10 +90,8 @@ def test_the_main_job(engine: DockerEngine, tmp_path: Path, target_folder: Path)
         assert arm.point is not None and arm.point.acceptance is not None and arm.point.acceptance.tau > 1.2
     for session in directory.glob("sessions/*"):
         assert "ready to roll" in (session / "server.log").read_text()
-        watched = [
-            json.loads(line) for file in session.glob("telemetry*.jsonl") for line in file.read_text().splitlines()
-        ]
-        assert any(line.get("processes") for line in watched), "the sampler saw no process of the container"
+        watched = [line["server"] for line in samples.read(session / "telemetry.jsonl").lines if line.get("server")]
+        assert max(one["rss_bytes"] for one in watched) > 2**29
     assert json.loads((tmp_path / "runs/images.lock.json").read_text()) == {EMBEDDED: digest}
     assert (tmp_path / "mlflow.db").exists() or any(tmp_path.glob("**/mlflow.db"))
 
@@ -114,30 +115,32 @@ def test_a_killed_container_costs_its_trial_only(engine: DockerEngine, tmp_path:
 
 def test_an_engine_that_dies_in_mid_run(own_engine: DockerEngine, tmp_path: Path) -> None:
     with going(tmp_path, own_engine) as process:
+        watcher = reaper(process)
         own_engine.signal(signal.SIGKILL)
         output = process.communicate(timeout=120)[0]
     assert process.returncode == 1 and "no engine answers there" in output
     inside = [one for one in own_engine.processes() if "runners.engine" in one.cmdline()]
     assert inside == []
     own_engine.start()
-    eventually(lambda: own_engine.containers() == [] and not reapers(), 60)
+    eventually(lambda: own_engine.containers() == [] and not watcher.is_running(), 60)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_an_orchestrator_that_ends_leaves_nothing(engine: DockerEngine, tmp_path: Path, how: signal.Signals) -> None:
     with going(tmp_path, engine) as process:
+        watcher = reaper(process)
         assert len(engine.containers()) == 1
         os.killpg(process.pid, how)  # as Ctrl-C at a terminal reaches all of the group
         began = time.monotonic()
         process.wait(60)
-        eventually(lambda: engine.containers() == [] and not reapers(), 30)
+        eventually(lambda: engine.containers() == [] and not watcher.is_running(), 30)
         assert time.monotonic() - began < 20
     assert process.returncode == (-how if how == signal.SIGKILL else 128 + how)
 
 
 def test_what_outlived_even_its_reaper_goes_at_the_next_start(engine: DockerEngine, tmp_path: Path) -> None:
     with going(tmp_path, engine) as process:
-        for one in [*reapers(), process]:
+        for one in [reaper(process), process]:
             one.kill()
         process.wait()
     time.sleep(1)
