@@ -7,6 +7,9 @@ install_debian_packages() {
     command -v chromium >/dev/null || missing+=(chromium)
     command -v docker-compose >/dev/null || missing+=(docker-compose)
     [ -d /usr/lib/postgresql ] || missing+=(postgresql)
+    command -v dockerd >/dev/null || missing+=(docker.io)
+    command -v iptables >/dev/null || missing+=(iptables)
+    command -v ip >/dev/null || missing+=(iproute2)
     [ ${#missing[@]} -gt 0 ] || return 0
     [ "$(id -u)" = 0 ] || sudo="sudo -n"
     step "apt-get update" $sudo apt-get update -qq

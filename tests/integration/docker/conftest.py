@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import site
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,13 +52,18 @@ def own_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[DockerEngine]:
         yield with_images(engine)
 
 
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder of a session. What images were asked is kept apart from the user's cache."""
+    monkeypatch.setenv("SPEC_ORCHESTRATOR_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "run" / "sessions" / "00-plain"
+    folder.mkdir(parents=True)
+    return folder
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What images were asked is kept in the user's cache, which tests leave alone; the target stays where it is."""
-    before = os.environ.get("DOCKER_CONFIG")
-    os.environ["DOCKER_CONFIG"] = str(tmp_path_factory.mktemp("docker"))  # no credentials of the user's
-    yield
-    if before is None:
-        del os.environ["DOCKER_CONFIG"]
-    else:
-        os.environ["DOCKER_CONFIG"] = before
+def _no_credentials(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Of the user's, whatever is pulled."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DOCKER_CONFIG", str(tmp_path_factory.mktemp("docker")))
+        yield

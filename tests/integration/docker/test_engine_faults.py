@@ -24,11 +24,6 @@ from tests.docker_engine import DockerEngine
 from tests.integration.docker.test_runner import get, quiet
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    return tmp_path
-
-
 def reapers() -> list[psutil.Process]:
     """Those that go on trying to remove a container."""
     return [one for one in psutil.Process().children() if "runners.docker.reaper" in one.cmdline()]

@@ -19,13 +19,14 @@ from orchestrator.analysis.results import read_summary
 from orchestrator.measuring import store
 from orchestrator.telemetry import samples
 from tests.command_process import eventually
+from tests.container_server import config, make_runner
 from tests.docker_engine import DockerEngine, NoEngine
 from tests.integration.docker.conftest import EMBEDDED, MOUNTS, ROOT
 
 COMMAND = [sys.executable, "-m", "orchestrator"]
 SHORT = [*COMMAND, "+experiment=embedded_drafters", "~arms.dflash2", "~arms.dspine", "tracking=none"]
 IN_CONTAINERS = ["runner=docker_embedded", MOUNTS, "suite=smoke_2"]
-LONG = ["suite.max_new_tokens.default=400", "load.warmup_requests=0"]
+LONG = ["suite.max_new_tokens.default=160", "load.warmup_requests=0"]
 
 
 def environment(engine: DockerEngine | NoEngine) -> dict[str, str]:
@@ -138,18 +139,19 @@ def test_an_orchestrator_that_ends_leaves_nothing(engine: DockerEngine, tmp_path
     assert process.returncode == (-how if how == signal.SIGKILL else 128 + how)
 
 
-def test_what_outlived_even_its_reaper_goes_at_the_next_start(engine: DockerEngine, tmp_path: Path) -> None:
+def test_what_outlived_even_its_reaper_goes_at_the_next_start(
+    engine: DockerEngine, tmp_path: Path, place: Path
+) -> None:
     with going(tmp_path, engine) as process:
         for one in [reaper(process), process]:
             one.kill()
         process.wait()
     time.sleep(1)
     assert len(engine.containers()) == 1
-    other = tmp_path / "other"
-    other.mkdir()
-    done = run(other, engine, SHORT)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert engine.containers() == []
+    runner = make_runner(place)
+    handle = runner.start(config(), place, lambda text: None)
+    assert len(engine.containers()) == 1
+    runner.stop(handle)
 
 
 @pytest.mark.parametrize(

@@ -25,14 +25,6 @@ def quiet(text: str) -> None:
     pass
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """Folder of a session."""
-    folder = tmp_path / "run" / "sessions" / "00-plain"
-    folder.mkdir(parents=True)
-    return folder
-
-
 def get(url: str, path: str) -> dict[str, Any]:
     with urllib.request.urlopen(url + path, timeout=10) as answer:
         return dict(json.load(answer))
