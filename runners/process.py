@@ -9,13 +9,16 @@ import shlex
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from runners.base import Prepare, ServerFailure, ServerHandle, Software
+from runners.hugging_face import resolving
 from runners.starting import wait_until_ready
 
 HOST = "127.0.0.1"
@@ -27,10 +30,21 @@ _PORT_ATTEMPTS = 3
 class ProcessRunner:
     """One server at a time, in a process group of its own: Ctrl-C at the terminal does not reach it."""
 
-    def __init__(self, prepare: Prepare, port: int | None, ready_timeout_s: float) -> None:
+    def __init__(
+        self,
+        prepare: Prepare,
+        port: int | None,
+        ready_timeout_s: float,
+        python: Sequence[str] = (sys.executable,),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """``python``: the interpreter that has the software. ``env``: variables of this place, beside its own."""
         self._prepare = prepare
+        self._python = python
+        self._env = env or {}
         self._port = port
         self._ready_timeout_s = ready_timeout_s
+        self._environment: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._software: Software | None = None
 
@@ -65,7 +79,8 @@ class ProcessRunner:
     def _start(
         self, config: dict[str, Any], software: Software, port: int, log: Path, on_status: Callable[[str], None]
     ) -> ServerHandle:
-        launch = software.launch(HOST, port, _ask)
+        self._environment = {**os.environ, **self._env, **config.get("env", {})}
+        launch = software.launch(HOST, port, self._ask)
         log.with_name("command.txt").write_text(shlex.join(launch.words) + "\n")
         with log.open("wb") as output:
             try:
@@ -74,7 +89,7 @@ class ProcessRunner:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    env=os.environ | launch.env,
+                    env=self._environment | launch.env,
                     start_new_session=True,
                 )
             except OSError as problem:
@@ -96,11 +111,22 @@ class ProcessRunner:
             except ServerFailure as failure:
                 failure.log = log
                 raise
-            tokenizer = Path(identity["tokenizer_path"])
+            tokenizer = self._tokenizer(identity["tokenizer_path"], config["target"]["revision"], log)
             return ServerHandle(url, log, launch.words, identity, tokenizer, tuple(self._tree()))
         except BaseException:
             self._end()
             raise
+
+    def _tokenizer(self, path: str, revision: str | None, log: Path) -> Path:
+        """Its folder: as the server names it, or that of the Hugging Face id that it names."""
+        if Path(path).is_dir():
+            return Path(path)
+        try:
+            return Path(self._ask(resolving(self._python, path, revision)).strip().splitlines()[-1])
+        except ServerFailure as failure:
+            raise ServerFailure(
+                "tokenizer", f"the tokenizer of {path} is not in the cache: {failure}", log
+            ) from failure
 
     def _ended(self, log: Path, served: bool) -> ServerFailure | None:
         if self._process is None or self._software is None or self._process.poll() is None:
@@ -124,6 +150,10 @@ class ProcessRunner:
             return []
         return [self._process.pid, *(child.pid for child in _children(self._process.pid))]
 
+    def _ask(self, words: Sequence[str]) -> str:
+        """What a short command prints, in the environment of the server. Raises ServerFailure."""
+        return _answer(tuple(words), tuple(sorted(self._environment.items())))
+
     def _end(self) -> None:
         """SIGTERM, some seconds of grace, SIGKILL to the whole group."""
         if self._process is None:
@@ -140,14 +170,15 @@ class ProcessRunner:
             psutil.wait_procs(children, timeout=2)
 
 
-def _ask(words: Sequence[str]) -> str:
-    """What a short command prints on this machine. Raises ServerFailure."""
+@cache  # SGLang takes many seconds to tell its help
+def _answer(words: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> str:
     try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=_ASK_S, check=True).stdout
+        done = subprocess.run(words, capture_output=True, text=True, timeout=_ASK_S, check=True, env=dict(env))
     except subprocess.CalledProcessError as problem:
         raise ServerFailure("argument", f"{shlex.join(words)} failed: {problem.stderr.strip()[-500:]}") from problem
     except (OSError, subprocess.TimeoutExpired) as problem:
         raise ServerFailure("argument", f"{shlex.join(words)} cannot be run: {problem}") from problem
+    return done.stdout
 
 
 def _children(pid: int) -> list[psutil.Process]:

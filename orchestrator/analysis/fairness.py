@@ -135,10 +135,10 @@ _REPORTED: tuple[tuple[str, str, str], ...] = (
 )
 
 _OF_ONE_START = (
-    "launch_command", "startup_time", "port", "host", "pid", "nccl_port", "dist_init_addr", "start_*", "status",
+    "launch_command", "startup_time*", "port", "host", "pid", "nccl_port", "dist_init_addr", "start_*", "status",
     "served_model_name", "internal_states*",
     "last_gen_throughput", "kv_events", "log_*", "*log_level*", "crash_dump_folder", "*api_key", "max_total_num_tokens",
-    "max_req_input_len", "_*", "pp_max_micro_batch_size", "gpu_uuid*", "base_gpu_id",
+    "max_req_input_len", "server_log*", "_*", "pp_max_micro_batch_size", "gpu_uuid*", "base_gpu_id",
 )  # fmt: skip
 """Belongs to one start, or is room left (told as capacity): no difference of what was asked for."""
 _OF_THE_DRAFTER = (

@@ -145,7 +145,7 @@ def _verification(verification: Verification, embedded: bool) -> dict[str, Any]:
 def check_combination(arm: ArmConfig) -> None:
     """Refuse what no engine can do by its own declaration. Raises ConfigError."""
     embedded = arm.engine == "embedded"
-    backends = ("sdpa",) if embedded else ("fa3", "flashinfer", "triton")
+    backends = ("sdpa",) if embedded else ("fa3", "flashinfer", "triton", "intel_amx")
     if arm.attention.backend not in backends:
         raise ConfigError(
             f"attention={arm.attention.backend}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +12,7 @@ from orchestrator.config.names import ConfigError
 from orchestrator.paths import local_path
 from orchestrator.schema import ArmConfig, Experiment
 
-RUNNERS_OF_THIS_RELEASE = ("embedded", "docker")
+RUNNERS_OF_THIS_RELEASE = ("embedded", "process", "docker")
 _SQLITE = "sqlite:///"
 
 
@@ -49,6 +50,13 @@ def check_machine(experiment: Experiment) -> None:
                 f"runner={kind}",
                 "comes with a later release; its experiments can be planned today (action=plan)",
                 allowed=[f"runner={name}" for name in RUNNERS_OF_THIS_RELEASE],
+            )
+        if arm.runner.kind == "process" and shutil.which(arm.runner.command[0]) is None:
+            raise ConfigError(
+                f"runner.command={list(arm.runner.command)}",
+                f"there is no program {arm.runner.command[0]} on this machine",
+                hint="install SGLang here, or give the command of the environment that has it: "
+                "runner.command=[/path/to/python,-m,sglang.launch_server]",
             )
         if kind == "embedded" and find_spec("torch") is None:
             raise ConfigError(

@@ -151,8 +151,8 @@ class Drafter(Model):
 
 
 class Attention(Model):
-    backend: Literal["fa3", "flashinfer", "triton", "sdpa"]
-    draft_backend: Literal["fa3", "flashinfer", "triton"] | None
+    backend: Literal["fa3", "flashinfer", "triton", "intel_amx", "sdpa"]
+    draft_backend: Literal["fa3", "flashinfer", "triton", "intel_amx"] | None
     """None: the target's."""
 
 

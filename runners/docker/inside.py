@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from runners.base import ServerFailure
+from runners.hugging_face import resolving
 
 _TOKENIZER_FILES = ("tokenizer_config.json", "chat_template.jinja")
 _HELPERS = frozenset({"docker-init", "tini", "catatonit", "sh", "cat"})
 """Processes of a container that are not the server's."""
-_RESOLVE = (
-    "import sys; from huggingface_hub import snapshot_download; "
-    "print(snapshot_download(sys.argv[1], revision=sys.argv[2] or None, local_files_only=True))"
-)
 
 
 def copy_tokenizer(container: Any, path: str, revision: str | None, folder: Path) -> Path:
@@ -60,7 +57,7 @@ def sum_of_peaks(text: str) -> int | None:
 
 
 def _resolved(container: Any, name: str, revision: str | None) -> str:
-    code, content = _run(container, ["python3", "-c", _RESOLVE, name, revision or ""])
+    code, content = _run(container, resolving(["python3"], name, revision))
     if code != 0:
         said = content.decode(errors="replace").strip()[-300:]
         raise ServerFailure("tokenizer", f"the folder of {name} is not found in the container's cache: {said}")

@@ -46,7 +46,7 @@ def test_what_an_engine_cannot_do_is_refused() -> None:
     )
     assert told(arm(runner=DOCKER)) == (
         "attention=sdpa: SGLang does not have this attention backend\n"
-        "  allowed: attention=fa3, attention=flashinfer, attention=triton\n"
+        "  allowed: attention=fa3, attention=flashinfer, attention=triton, attention=intel_amx\n"
         "  hint: sdpa is the embedded engine's: runner=embedded"
     )
     assert told(arm(target=target(dtype="float16"))) == (
