@@ -54,6 +54,16 @@ def test_every_experiment_plans_on_a_gpu_node(name: str) -> None:
     assert f"+experiment={name}" in readme.read_text(encoding="utf-8")
 
 
+def test_a_vendor_s_arm_runs_once_its_image_and_weights_are_named() -> None:
+    """As containers/dspine/README.md says; both are of that arm only."""
+    named = '"drafter.plugin.image=dspine:v0.5.23","drafter.checkpoints.qwen3_8_27b.path=vendor/DSpine"'
+    experiment = load(["preset=gpu", "+experiment=dspine_vs_dflash2", f'arms.dspine=["drafter=dspine",{named}]'])
+    assert preflight.missing_arms(experiment) == {}
+    text = plan(experiment)
+    assert "image dspine:v0.5.23: SGLang 0.5.23 by its tag" in text
+    assert "SGLANG_PLUGINS=dspine " in text and "--speculative-draft-model-path vendor/DSpine " in text
+
+
 @pytest.mark.parametrize(("drafter", "target"), PAIRS)
 def test_every_drafter_plans_on_each_of_its_targets(drafter: str, target: str) -> None:
     experiment = pair("gpu", drafter, f"target={target}")
