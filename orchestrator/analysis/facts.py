@@ -123,6 +123,8 @@ def gather(
     words (CPU or GPU)."""
     base = experiment.configs[experiment.baseline]
     engine = base.server["engine"]
+    sessions = _sessions(entries)
+    on_cpu = engine == "embedded" or any(session.identity.get("device") == "cpu" for session in sessions)
     return Facts(
         comparison=plan.key,
         experiment=experiment.name,
@@ -134,13 +136,13 @@ def gather(
         machine=machine,
         temperature=base.suite.temperature,
         order=experiment.order,
-        memory_kind="rss" if engine == "embedded" else "vram",
+        memory_kind="rss" if on_cpu else "vram",
         baseline=experiment.baseline,
         arms=[_arm(config, plan.missing.get(name)) for name, config in experiment.configs.items()],
         trials={
             trial.key: TrialFacts(_load(trial.load), trial.load.concurrency, trial.load.rate) for trial in plan.trials
         },
-        sessions=_sessions(entries),
+        sessions=sessions,
         setting=_setting(base, experiment),
         config=experiment.model_dump(mode="json"),
         environment=environment,

@@ -105,9 +105,9 @@ def _arm(
 
 
 def _memory(sessions: Sequence[SessionFacts], points: Sequence[Point], facts: Facts) -> Memory | None:
-    """What the runner saw since the start; of a GPU, which no runner watches, the peak of the trials' samples."""
+    """On a CPU what the runner saw since the start; of a GPU, which no runner watches, the peak of the samples."""
     peaks: list[float] = [one.peak_memory_bytes for one in sessions if one.peak_memory_bytes is not None]
-    if not peaks and facts.memory_kind == "vram":
+    if facts.memory_kind == "vram":
         used = (point.usage.vram_server_bytes or point.usage.vram_peak_bytes for point in points if point.usage)
         peaks = [peak for peak in used if peak is not None]
     if not peaks:

@@ -145,7 +145,7 @@ def _clocks(summary: Summary) -> Iterator[Finding]:
 
 def _unwatched(summary: Summary) -> Iterator[Finding]:
     """A GPU that is not asked is told once: it is the same for every arm."""
-    if summary.embedded:
+    if any(arm.memory and arm.memory.kind == "rss" for arm in summary.arms):  # served on a CPU
         return
     usages = [point.usage for arm in summary.arms for point in arm.points if point.usage]
     absent = next((usage.absent for usage in usages if usage.absent and not any(t.gpus for t in usage.trials)), None)

@@ -40,7 +40,6 @@ def observed(run: list[RequestRecord], tmp_path: Path) -> Callable[..., Summary]
         ceiling: Ceiling | None = None,
         identity: dict[str, Any] | None = None,
         engine: str = "sglang",
-        watched: bool = True,
         times: Callable[[float], list[float]] = lambda end: tenths(-1, end + 1),
         **by_arm: Any,
     ) -> Summary:
@@ -57,9 +56,7 @@ def observed(run: list[RequestRecord], tmp_path: Path) -> Callable[..., Summary]
             replace(one, ceiling=ceiling, identity=identity or one.identity) if one.arm == "plain" else one
             for one in base.sessions
         ]
-        if not watched:
-            sessions = [replace(one, peak_memory_bytes=None) for one in sessions]
-            base = replace(base, memory_kind="vram")
+        base = replace(base, memory_kind="rss" if engine == "embedded" else "vram")
         changed: Facts = replace(base, engine=engine, usage=used, sessions=sessions)
         return summarize(run, changed)
 
@@ -234,12 +231,12 @@ def test_energy_by_load_is_a_curve(observed: Callable[..., Summary]) -> None:
     )
 
 
-def test_vram_stands_in_where_no_runner_watched_memory(observed: Callable[..., Summary]) -> None:
+def test_memory_is_the_gpus_where_one_serves(observed: Callable[..., Summary]) -> None:
+    seen = observed(engine="embedded").arms[0].memory
+    assert seen is not None and seen.kind == "rss", "what the runner saw of the processes"
     seen = observed().arms[0].memory
-    assert seen is not None and seen.kind == "rss", "what the runner saw goes first"
-    seen = observed(watched=False).arms[0].memory
     assert seen is not None and (seen.kind, seen.gib) == ("vram", 69), "the server's own"
-    seen = observed(watched=False, plain={"gpu": lambda t: {"processes": None}}).arms[0].memory
+    seen = observed(plain={"gpu": lambda t: {"processes": None}}).arms[0].memory
     assert seen is not None and seen.gib == 70, "the whole GPU's, where processes are not told"
     silent = {"processes": None, "used_bytes": None}
-    assert observed(watched=False, plain={"gpu": lambda t: silent}).arms[0].memory is None
+    assert observed(plain={"gpu": lambda t: silent}).arms[0].memory is None
