@@ -29,6 +29,7 @@ _GPU = ("target=qwen3_8_27b", "attention=fa3", "verification=static", "runner=do
 _NEEDS = {
     "dflash": SMALL,
     "eagle3": SMALL,
+    "standalone": SMALL,
     "dspine": ("drafter.plugin.image=dspine:1", "drafter.checkpoints.qwen3_8_27b.path=/models/dspine"),
 }
 """What a drafter needs beside its name on a GPU node: the target that it has weights for, or the vendor's."""
