@@ -40,22 +40,20 @@ class Docker:
     def build(self, file: str, tag: str, *arguments: str, wanted: int = 0) -> str:
         # The tests' engine gives builds no network of their own.
         given = [word for argument in arguments for word in ("--build-arg", argument)]
-        return self("build", "--network", "host", "--tag", tag, "--file", file, *given, ".", wanted=wanted)
+        return self(
+            "build", "--force-rm", "--network", "host", "--tag", tag, "--file", file, *given, ".", wanted=wanted
+        )
 
 
 @pytest.fixture(scope="module")
-def docker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Docker]:
-    """An engine with the stand-in and, on it, this project's image of SGLang."""
+def docker(shared_engine: DockerEngine, tmp_path_factory: pytest.TempPathFactory) -> Docker:
+    """The engine with the stand-in and, on it, this project's image of SGLang."""
     place = tmp_path_factory.mktemp("standin")
-    with DockerEngine() as engine:
-        client = engine.client()
-        base_image.make(client, place)
-        client.close()
-        standin_sglang.write(place, base_image.NAME)
-        run = Docker(engine)
-        run("build", "--tag", standin_sglang.NAME, str(place))
-        run.build("containers/sglang/Dockerfile", SGLANG, f"BASE={standin_sglang.NAME}")
-        yield run
+    standin_sglang.write(place, base_image.NAME)
+    run = Docker(shared_engine)
+    run("build", "--tag", standin_sglang.NAME, str(place))
+    run.build("containers/sglang/Dockerfile", SGLANG, f"BASE={standin_sglang.NAME}")
+    return run
 
 
 @pytest.fixture(scope="module")
