@@ -144,18 +144,23 @@ def _drafter_lacks(arm: ArmConfig) -> str | None:
         return None
     if arm.engine == "embedded" and drafter.embedded is None:
         return f"drafter={drafter.name}: the embedded engine does not have it; it needs SGLang (runner=docker)"
-    plugin = drafter.plugin if arm.runner.kind == "docker" and arm.engine == "sglang" else None
-    if plugin is not None and plugin.image is None:
-        return f"drafter={drafter.name}: no image with the vendor's code; set drafter.plugin.image=<tag>"
     try:
         checkpoint = drafter.checkpoint(arm.target.name)
     except ConfigError as error:
         return f"{error.key}: {error.problem}; it has weights for {', '.join(error.allowed)}"
-    if checkpoint is None or checkpoint.built_in:
+    plugin = drafter.plugin if arm.runner.kind == "docker" and arm.engine == "sglang" else None
+    lacks = {}
+    if plugin is not None and plugin.image is None:
+        lacks["drafter.plugin.image=<tag>"] = "no image with the vendor's code"
+    if checkpoint is not None and checkpoint.path is None and not checkpoint.built_in:
+        where = f"drafter.checkpoints.{arm.target.name}.path=<folder or id>"
+        lacks[where] = f"no public weights for target={arm.target.name}"
+    if lacks:
+        words = ",".join(f'"{text}"' for text in (*arm.overrides, *lacks))
+        named = f"'arms.{arm.name}=[{words}]'"
+        return f"drafter={drafter.name}: {' and '.join(lacks.values())}; name what there is in the arm: {named}"
+    if checkpoint is None or checkpoint.path is None:
         return None
-    if checkpoint.path is None:
-        key = f"drafter.checkpoints.{arm.target.name}.path"
-        return f"drafter={drafter.name}: no public weights for target={arm.target.name}; set {key}=<folder or id>"
     local = local_path(checkpoint.path)
     if local is None:
         if arm.engine == "embedded":

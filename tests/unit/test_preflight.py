@@ -66,13 +66,16 @@ def test_what_is_missing_is_named() -> None:
         "(target=hf_folder), or take a GPU node (preset=gpu)"
     )
     large = target("qwen3_8_27b", "Qwen/Qwen3.8-27B")
-    assert lacks(drafter=drafter("dspine"), target=large, runner=DOCKER) == (
-        "drafter=dspine: no image with the vendor's code; set drafter.plugin.image=<tag>"
+    of_the_arm = {"target": large, "runner": DOCKER, "overrides": ("drafter=dspine",)}
+    assert lacks(drafter=drafter("dspine"), **of_the_arm) == (
+        "drafter=dspine: no image with the vendor's code and no public weights for target=qwen3_8_27b; name what there "
+        'is in the arm: \'arms.x=["drafter=dspine","drafter.plugin.image=<tag>",'
+        '"drafter.checkpoints.qwen3_8_27b.path=<folder or id>"]\''
     )
     built = drafter("dspine", plugin={"image": "vendor:1", "entry_point": "dspine"})
-    assert lacks(drafter=built, target=large, runner=DOCKER) == (
-        "drafter=dspine: no public weights for target=qwen3_8_27b; "
-        "set drafter.checkpoints.qwen3_8_27b.path=<folder or id>"
+    assert lacks(drafter=built, **of_the_arm) == (
+        "drafter=dspine: no public weights for target=qwen3_8_27b; name what there is in the arm: "
+        '\'arms.x=["drafter=dspine","drafter.checkpoints.qwen3_8_27b.path=<folder or id>"]\''
     )
     assert lacks(drafter=drafter("mtp"), target=large, runner=DOCKER) is None
     assert lacks(drafter=drafter("dflash2"), target=large, runner=DOCKER) is None

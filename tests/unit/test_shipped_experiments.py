@@ -16,7 +16,11 @@ from orchestrator.schema import Experiment
 from tests.unit.sglang_arms import PAIRS
 
 EXPERIMENTS = sorted(file.stem for file in (conf_dir() / "experiment").glob("*.yaml"))
-NO_VENDOR = "drafter=dspine: no image with the vendor's code; set drafter.plugin.image=<tag>"
+NO_VENDOR = (
+    "drafter=dspine: no image with the vendor's code and no public weights for target=qwen3_8_27b; name what there "
+    'is in the arm: \'arms.dspine=["drafter=dspine","drafter.plugin.image=<tag>",'
+    '"drafter.checkpoints.qwen3_8_27b.path=<folder or id>"]\''
+)
 LACKS = {"dspine_vs_dflash2": {"dspine": NO_VENDOR}, "embedded_drafters": {"dspine": NO_VENDOR}}
 """What cannot run on a GPU node without the user's doing: what is not public."""
 REPLAY = "server_args.enable-linear-replayssm-spec"
@@ -67,7 +71,9 @@ def test_a_vendor_s_arm_runs_once_its_image_and_weights_are_named() -> None:
 @pytest.mark.parametrize(("drafter", "target"), PAIRS)
 def test_every_drafter_plans_on_each_of_its_targets(drafter: str, target: str) -> None:
     experiment = pair("gpu", drafter, f"target={target}")
-    assert preflight.missing_arms(experiment) == ({"arm": NO_VENDOR} if drafter == "dspine" else {})
+    own = NO_VENDOR.replace("arms.dspine", "arms.arm").replace('drafter=dspine",', 'drafter=dspine","seed=1",')
+    missing = {"arm": own} if drafter == "dspine" else {}
+    assert preflight.missing_arms(experiment) == missing
     assert "sglang serve" in plan(experiment)
 
 
