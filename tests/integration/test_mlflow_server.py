@@ -126,17 +126,19 @@ def test_no_command_line_and_no_log_has_the_password(server: Server) -> None:
     assert server.database.password not in server.log.read_text()
 
 
-def config(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """What Compose itself makes of the file; Debian's docker-compose, which needs no engine for it."""
+def config(folder: Path) -> subprocess.CompletedProcess[str]:
+    """What Compose itself makes of the file, with the .env of a folder; Debian's docker-compose, which needs no engine
+    for it."""
     tool = shutil.which("docker-compose")
     assert tool is not None, "Debian's package docker-compose is not installed (.ci/common.sh installs it)"
     words = [tool, "--file", str(COMPOSE), "--project-directory", str(folder), "config"]
-    clean = {"PATH": os.environ["PATH"], "HOME": str(folder), **environment}
+    clean = {"PATH": os.environ["PATH"], "HOME": str(folder)}
     return subprocess.run(words, env=clean, capture_output=True, text=True, check=False)
 
 
 def test_compose_takes_the_file(tmp_path: Path) -> None:
-    done = config(tmp_path, MLFLOW_DB_PASSWORD="a-password", MLFLOW_PORT="5123")
+    (tmp_path / ".env").write_text("MLFLOW_DB_PASSWORD=a-password\nMLFLOW_PORT=5123\n")
+    done = config(tmp_path)
     assert done.returncode == 0, done.stderr
     services = yaml.safe_load(done.stdout)["services"]
     assert services["mlflow"]["command"] == service()["command"]
