@@ -7,6 +7,7 @@ install_debian_packages() {
     command -v chromium >/dev/null || missing+=(chromium)
     command -v docker-compose >/dev/null || missing+=(docker-compose)
     [ -d /usr/lib/postgresql ] || missing+=(postgresql)
+    command -v g++ >/dev/null || missing+=(g++)
     command -v dockerd >/dev/null || missing+=(docker.io)
     command -v iptables >/dev/null || missing+=(iptables)
     command -v ip >/dev/null || missing+=(iproute2)
