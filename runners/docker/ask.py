@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runners.base import ServerFailure
+from runners.docker.container import gpu_requests, read_only_mounts
 from runners.docker.failures import of_engine
 from runners.docker.reaper import remove
 from runners.engine.fetch import cache_directory
@@ -25,17 +26,31 @@ _SAID = 500
 
 
 class ImageAsker:
-    """An ``Ask`` (runners/base.py) for one image."""
+    """An ``Ask`` (runners/base.py) for one image.
 
-    def __init__(self, client: docker.DockerClient, image: str, digest: str, labels: Mapping[str, str]) -> None:
+    ``gpus`` and ``mounts`` (folder of the node -> where it is seen): as the server gets them. Some of what SGLang
+    imports to tell its flags needs the driver's libraries.
+    """
+
+    def __init__(
+        self,
+        client: docker.DockerClient,
+        image: str,
+        digest: str,
+        gpus: Sequence[str],
+        mounts: Mapping[str, str],
+        labels: Mapping[str, str],
+    ) -> None:
         self._client = client
         self._image = image
         self._digest = digest
+        self._gpus = gpus
+        self._mounts = dict(mounts)
         self._labels = labels
 
     def __call__(self, words: Sequence[str]) -> str:
         """Raises ServerFailure where the command cannot be run there or fails."""
-        asked = hashlib.sha256(json.dumps([self._digest, *words]).encode()).hexdigest()[:24]
+        asked = hashlib.sha256(json.dumps([self._digest, self._mounts, *words]).encode()).hexdigest()[:24]
         kept = cache_directory() / "images" / f"{asked}.txt"
         with suppress(OSError):
             return kept.read_text()
@@ -48,7 +63,13 @@ class ImageAsker:
         container = None
         try:
             container = self._client.containers.create(
-                self._image, list(words[1:]), entrypoint=list(words[:1]), labels=dict(self._labels), network_mode="none"
+                self._image,
+                list(words[1:]),
+                entrypoint=list(words[:1]),
+                labels=dict(self._labels),
+                device_requests=gpu_requests(self._gpus),
+                mounts=read_only_mounts(self._mounts),
+                network_mode="none",
             )
             container.start()
             code = container.wait(timeout=_LONGEST_S)["StatusCode"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -60,23 +60,38 @@ def model_mounts(config: Mapping[str, Any]) -> dict[str, str]:
 
 def cache_env(hf_cache: str, kernel_cache: str, offline: bool) -> dict[str, str]:
     """Variables that make SGLang use the caches that are mounted."""
-    # SGLang 0.5.23 puts all of them under its own folder; before, each had a variable of its own.
     env = {
         "HF_HOME": hf_cache,
         "SGLANG_CACHE_DIR": kernel_cache,
+        # SGLang 0.5.23 sets these itself, all but the last, which is where its own kernels are built.
         "TRITON_CACHE_DIR": f"{kernel_cache}/triton",
         "TORCHINDUCTOR_CACHE_DIR": f"{kernel_cache}/inductor",
+        "TILELANG_CACHE_DIR": f"{kernel_cache}/tilelang",
+        "CUDA_CACHE_PATH": f"{kernel_cache}/nv",
         "FLASHINFER_WORKSPACE_BASE": kernel_cache,
+        "TVM_FFI_CACHE_DIR": f"{kernel_cache}/tvm-ffi",
     }
     return env | ({"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"} if offline else {})
 
 
+def gpu_requests(gpus: Sequence[str]) -> list[Any] | None:
+    from docker.types import DeviceRequest
+
+    return [DeviceRequest(device_ids=list(gpus), capabilities=[["gpu"]])] if gpus else None
+
+
+def read_only_mounts(folders: Mapping[str, str]) -> list[Any]:
+    from docker.types import Mount
+
+    # Not as volumes, for which an engine makes an empty folder where there is none.
+    return [Mount(seen, path, type="bind", read_only=True) for path, seen in folders.items()]
+
+
 def arguments(place: Place, launch: Launch, labels: Mapping[str, str]) -> dict[str, Any]:
     """Keywords of docker-py's ``containers.create``, the image excluded."""
-    from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
+    from docker.types import LogConfig, Mount, Ulimit
 
-    gpus = [DeviceRequest(device_ids=list(place.gpus), capabilities=[["gpu"]])] if place.gpus else None
-    mounts = [Mount(seen, path, type="bind", read_only=True) for path, seen in place.read_only.items()]
+    mounts = read_only_mounts(place.read_only)
     mounts += [Mount(path, path, type="bind") for path in place.caches]
     return {
         # The image's own entry point would get these words as its arguments.
@@ -85,7 +100,7 @@ def arguments(place: Place, launch: Launch, labels: Mapping[str, str]) -> dict[s
         "environment": {**place.env, **launch.env},
         "labels": dict(labels),
         "mounts": mounts,
-        "device_requests": gpus,
+        "device_requests": gpu_requests(place.gpus),
         "ports": {f"{PORT}/tcp": (_LOOPBACK, place.port)},
         "user": place.user,
         "init": True,  # as process 1 itself a server would ignore SIGTERM and keep its children's corpses

@@ -88,7 +88,7 @@ class DockerRunner:
         local, self._software = self._prepare(config, on_status)
         place = self._place(local, connection, engine)
         labels = owner.labels(lease, arm=self._arm, directory=str(directory.absolute()), server=content_hash(config))
-        ask = ImageAsker(connection.client, image, digest, labels)
+        ask = ImageAsker(connection.client, image, digest, place.gpus, _further(config, connection), labels)
         on_status("starting the server: asking its image for its version")
         launch = self._software.launch(_LISTEN, containers.PORT, ask)
         command = mask_command(containers.command_line(place, launch))
@@ -133,11 +133,10 @@ class DockerRunner:
             env = containers.cache_env(hf_cache, kernel_cache, self._options["offline"])
             if not self._options["offline"] and (token := os.environ.get(_TOKEN)):
                 env[_TOKEN] = token
-        further = {node_files.absolute(connection, path): seen for path, seen in runner["mounts"].items()}
         return containers.Place(
             image=runner["image"],
             gpus=gpus,
-            read_only={**containers.model_mounts(config), **further},
+            read_only={**containers.model_mounts(config), **_further(config, connection)},
             caches=caches,
             env=env,
             # The engine of this project only reads, and what a user may read here is then what it may read.
@@ -251,6 +250,11 @@ class DockerRunner:
         for process in self._processes:
             with suppress(psutil.Error):  # ended, its number used again, or another user's
                 process.kill()
+
+
+def _further(config: Mapping[str, Any], connection: Connection) -> dict[str, str]:
+    """What ``runner.mounts`` asks for."""
+    return {node_files.absolute(connection, path): seen for path, seen in config["runner"]["mounts"].items()}
 
 
 def _engine(connection: Connection) -> str:

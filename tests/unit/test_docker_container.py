@@ -164,7 +164,7 @@ def test_what_an_image_said_is_asked_once(monkeypatch: pytest.MonkeyPatch, tmp_p
         ("sha256:1", ["--version"], "answer 2"),
         ("sha256:2", ["--help"], "answer 3"),
     ):
-        assert ImageAsker(client, "a:1", digest, {})(words) == said
+        assert ImageAsker(client, "a:1", digest, (), {}, {})(words) == said
     assert os.listdir(tmp_path) == ["images"]
 
 

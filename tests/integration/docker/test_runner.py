@@ -15,6 +15,7 @@ import pytest
 
 from runners.base import ServerFailure
 from runners.docker import owner
+from runners.starting import answers
 from tests import base_image
 from tests.command_process import eventually
 from tests.container_server import SmallServer, config, make_runner
@@ -82,8 +83,9 @@ def test_the_command_that_is_shown_does_the_same_by_hand(engine: DockerEngine, p
         assert done.returncode == 0, done.stderr
         container = client.containers.get("by-hand")
         port = container.ports["30000/tcp"][0]["HostPort"]
-        eventually(lambda: b"ready" in container.logs(), 10)
-        assert get(f"http://127.0.0.1:{port}", "/")["env"]["MARK"] == "m"
+        url = f"http://127.0.0.1:{port}"
+        eventually(lambda: answers(url), 10)  # it says that it is ready a moment before it listens
+        assert get(url, "/")["env"]["MARK"] == "m"
     finally:
         client.containers.get("by-hand").remove(force=True)
 
