@@ -13,35 +13,30 @@ from typing import Any
 from orchestrator.config.server_config import start_options
 from orchestrator.paths import local_path
 from orchestrator.planning import hardware
-from orchestrator.schema import ArmConfig
-from runners.base import Prepare, Runner, ServerFailure, Software
+from orchestrator.schema import ArmConfig, AttachRunner, DockerRunner, EmbeddedRunner
+from runners.base import Prepare, Runner, Software
 
 
 def make_runner(arm: ArmConfig) -> Runner:
-    """Raises ServerFailure for one that this version does not have."""
+    """Nothing is started or connected by it."""
+    if isinstance(arm.runner, AttachRunner):
+        from runners import attach
+
+        return attach.AttachRunner(arm.runner.url, arm.runner.here)
     options = start_options(arm)
-    if arm.runner.kind == "embedded":
-        from runners.process import ProcessRunner
+    if isinstance(arm.runner, DockerRunner):
+        from runners.docker import runner
 
-        return ProcessRunner(_embedded(os.getpid(), sys.executable), options["port"], options["ready_timeout_s"])
-    if arm.runner.kind == "docker" and arm.engine == "embedded":
-        from runners.docker.runner import DockerRunner
+        prepare = _embedded(None, "python") if arm.engine == "embedded" else _sglang()
+        return runner.DockerRunner(prepare, arm.name, arm.node.model_dump(mode="json"), options)
+    from runners import process
 
-        return DockerRunner(_embedded(None, "python"), arm.name, arm.node.model_dump(mode="json"), options)
-    if arm.runner.kind == "process":
-        from runners.process import ProcessRunner
-
-        command = arm.runner.command
-        python = interpreter(command)
-        prepare = _sglang(command, python)
-        return ProcessRunner(prepare, options["port"], options["ready_timeout_s"], python, _visible_gpus(arm))
-    if arm.runner.kind == "docker":
-        from runners.docker.runner import DockerRunner
-        from runners.sglang.flags import SERVE
-        from runners.sglang.software import PYTHON
-
-        return DockerRunner(_sglang(SERVE, PYTHON), arm.name, arm.node.model_dump(mode="json"), options)
-    raise ServerFailure("no_runner", f"runner={arm.runner.kind} is not there yet; runner=embedded is")
+    if isinstance(arm.runner, EmbeddedRunner):
+        prepare = _embedded(os.getpid(), sys.executable)
+        return process.ProcessRunner(prepare, options["port"], options["ready_timeout_s"])
+    python = interpreter(arm.runner.command)
+    prepare = _sglang(arm.runner.command, python)
+    return process.ProcessRunner(prepare, options["port"], options["ready_timeout_s"], python, _visible_gpus(arm))
 
 
 def _embedded(parent: int | None, python: str) -> Prepare:
@@ -60,15 +55,18 @@ def _embedded(parent: int | None, python: str) -> Prepare:
     return prepare
 
 
-def _sglang(command: Sequence[str], python: Sequence[str]) -> Prepare:
-    """SGLang; a model's folder is seen in a container where it lies here, a Hugging Face id is left to SGLang."""
+def _sglang(*entered: Sequence[str]) -> Prepare:
+    """SGLang, entered by ``command`` and ``python`` as `SglangSoftware` says, else as its images are.
+
+    A model's folder is seen in a container where it lies here; a Hugging Face id is left to SGLang.
+    """
 
     def prepare(config: dict[str, Any], on_status: Callable[[str], None]) -> tuple[dict[str, Any], Software]:
         from runners.sglang.software import SglangSoftware
 
         if (local := local_path(config["target"]["path"])) is not None:
             config = {**config, "target": {**config["target"], "path": str(local)}}
-        return config, SglangSoftware(config, command, python)
+        return config, SglangSoftware(config, *entered)
 
     return prepare
 

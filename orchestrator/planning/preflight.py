@@ -11,8 +11,8 @@ from pathlib import Path
 from orchestrator.config.names import ConfigError
 from orchestrator.paths import local_path
 from orchestrator.schema import ArmConfig, Experiment
+from orchestrator.schema.place import AttachRunner, EmbeddedRunner, ProcessRunner, Runner
 
-RUNNERS_OF_THIS_RELEASE = ("embedded", "process", "docker")
 _SQLITE = "sqlite:///"
 
 
@@ -44,29 +44,33 @@ def check_machine(experiment: Experiment) -> None:
     written: at run, not at plan."""
     check_folders(experiment)
     for arm in experiment.configs.values():
-        kind = arm.runner.kind
-        if kind not in RUNNERS_OF_THIS_RELEASE:
-            raise ConfigError(
-                f"runner={kind}",
-                "comes with a later release; its experiments can be planned today (action=plan)",
-                allowed=[f"runner={name}" for name in RUNNERS_OF_THIS_RELEASE],
-            )
-        if arm.runner.kind == "process" and shutil.which(arm.runner.command[0]) is None:
-            raise ConfigError(
-                f"runner.command={list(arm.runner.command)}",
-                f"there is no program {arm.runner.command[0]} on this machine",
-                hint="install SGLang here, or give the command of the environment that has it: "
-                "runner.command=[/path/to/python,-m,sglang.launch_server]",
-            )
-        if kind == "embedded" and find_spec("torch") is None:
-            raise ConfigError(
-                "runner=embedded",
-                "the embedded engine needs torch, which is not installed",
-                hint="pip install -e '.[embedded]'",
-            )
+        _check_runner(arm.runner)
     from runners.docker import before
 
     before.refuse(experiment.configs.values())
+
+
+def _check_runner(runner: Runner) -> None:
+    if isinstance(runner, ProcessRunner) and shutil.which(runner.command[0]) is None:
+        raise ConfigError(
+            f"runner.command={list(runner.command)}",
+            f"there is no program {runner.command[0]} on this machine",
+            hint="install SGLang here, or give the command of the environment that has it: "
+            "runner.command=[/path/to/python,-m,sglang.launch_server]",
+        )
+    if isinstance(runner, EmbeddedRunner) and find_spec("torch") is None:
+        raise ConfigError(
+            "runner=embedded",
+            "the embedded engine needs torch, which is not installed",
+            hint="pip install -e '.[embedded]'",
+        )
+    if isinstance(runner, AttachRunner):
+        from runners import attach
+
+        if not attach.reachable(runner.url):
+            raise ConfigError(
+                f"runner.url={runner.url}", "no server answers there", hint="start it first"
+            )
 
 
 def check_folders(experiment: Experiment) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field
 
@@ -76,6 +77,11 @@ class AttachRunner(_Runner):
     """As ``EmbeddedRunner.threads``; SGLang has none."""
     url: Annotated[str, Field(pattern=r"^https?://")]
 
+    @property
+    def here(self) -> bool:
+        """Whether the server is on this machine, so that its processes and GPUs can be seen."""
+        return urlsplit(self.url).hostname in ("localhost", "127.0.0.1", "::1")
+
 
 Runner = Annotated[EmbeddedRunner | ProcessRunner | DockerRunner | AttachRunner, Field(discriminator="kind")]
 
@@ -90,16 +96,37 @@ class _Node(Model):
 class LocalNode(_Node):
     kind: Literal["local"]
 
+    @property
+    def shown(self) -> str:
+        """Where it is, for a person."""
+        return "this machine"
+
 
 class SshNode(_Node):
     kind: Literal["ssh"]
-    host: Annotated[str, Field(min_length=1)]
+    host: Annotated[str, Field(pattern=r"^[^-\s]\S*$")]
     """``user@machine`` as OpenSSH takes it."""
     docker_socket: str
     """The engine's socket on that machine."""
 
+    @property
+    def shown(self) -> str:
+        return self.host
 
-Node = Annotated[LocalNode | SshNode, Field(discriminator="kind")]
+
+class TlsNode(_Node):
+    kind: Literal["tls"]
+    url: Annotated[str, Field(pattern=r"^tcp://[^/\s]+:\d+$")]
+    """Where the engine listens (``dockerd --tlsverify``)."""
+    certs: str
+    """Folder on this machine with ca.pem, cert.pem and key.pem."""
+
+    @property
+    def shown(self) -> str:
+        return self.url
+
+
+Node = Annotated[LocalNode | SshNode | TlsNode, Field(discriminator="kind")]
 
 
 class MlflowTracking(Model):

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import orjson
 
-from orchestrator.schema import ArmConfig
+from orchestrator.schema import ArmConfig, AttachRunner
 from orchestrator.telemetry.samples import parse
 
 COMMAND = (sys.executable, "-m", "runners.telemetry")
@@ -32,8 +32,10 @@ _SAID = 500
 
 
 def sampled_gpus(arm: ArmConfig) -> str:
-    """The GPUs that an arm's server uses: of the embedded engine none, whatever the machine has."""
+    """The GPUs of this machine that an arm's server uses: of the embedded engine none, whatever is there."""
     if arm.engine == "embedded":
+        return "none"
+    if isinstance(arm.runner, AttachRunner) and not arm.runner.here:
         return "none"
     return ",".join(map(str, arm.node.gpus or range(arm.target.tp_size)))
 

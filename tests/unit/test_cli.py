@@ -129,7 +129,10 @@ def test_a_plan_is_made_without_torch_mlflow_or_docker(tmp_path: Path) -> None:
         (["+experiment=dspin"], "error: +experiment=dspin: there is no experiment 'dspin'\n"),
         (["--multrun", "+experiment=x"], "error: unrecognized arguments: --multrun\n"),
         (["--config-dir", "nowhere", "+experiment=x"], "error: --config-dir: there is no folder nowhere\n"),
-        ([*COMPARISON, "runner=process"], "error: runner=process: comes with a later release"),
+        (
+            [*COMPARISON, "runner=process", "runner.command=[no-sglang]"],
+            "there is no program no-sglang on this machine",
+        ),
         (
             ["-m", *COMPARISON, "drafter.block_size=4,many"],
             "error: drafter.block_size=many: drafter.block_size: 'many'",

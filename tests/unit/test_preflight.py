@@ -9,8 +9,17 @@ import pytest
 
 from orchestrator.config.names import ConfigError
 from orchestrator.planning import hardware, preflight
-from orchestrator.schema import ArmConfig, DockerRunner, Experiment, MlflowTracking, NoTracking, ProcessRunner
+from orchestrator.schema import (
+    ArmConfig,
+    AttachRunner,
+    DockerRunner,
+    Experiment,
+    MlflowTracking,
+    NoTracking,
+    ProcessRunner,
+)
 from tests import plan_factory
+from tests.engine_process import free_port
 from tests.unit.test_schema import drafter
 
 DOCKER = DockerRunner(
@@ -107,11 +116,18 @@ def test_a_gpu_machine_without_a_docker_engine_is_told_so(monkeypatch: pytest.Mo
         preflight.check_machine(one)
 
 
-def test_runners_of_a_later_release_are_said_to_be_so() -> None:
-    process = ProcessRunner(kind="process", command=("sglang", "serve"), port=None, ready_timeout_s=1.0, start_s=1.0)
-    with pytest.raises(ConfigError, match=r"(?s)runner=process: comes with a later release.*allowed: runner=embedded"):
+def test_an_sglang_that_is_not_there_is_told_before_anything_starts() -> None:
+    process = ProcessRunner(kind="process", command=("no-sglang", "serve"), port=None, ready_timeout_s=1.0, start_s=1.0)
+    with pytest.raises(ConfigError, match=r"(?s)there is no program no-sglang .*runner.command="):
         preflight.check_machine(experiment(arm("plain", runner=process)))
     preflight.check_machine(experiment(arm("plain")))
+
+
+def test_a_server_that_does_not_answer_is_told_before_anything_starts() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    attach = AttachRunner(kind="attach", engine="sglang", threads=None, url=url, ready_timeout_s=1.0, start_s=1.0)
+    with pytest.raises(ConfigError, match=f"runner.url={url}: no server answers there"):
+        preflight.check_machine(experiment(arm("plain", runner=attach)))
 
 
 def test_the_embedded_engine_without_torch_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
