@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,8 @@ class SmallServer:
         return get_json(f"{url}/server_info")
 
     def failure(self, code: int, log: Path, served: bool) -> ServerFailure:
-        return ServerFailure("died", f"the server ended ({code})", log, served, tail(log))
+        cause = "killed" if code == -signal.SIGKILL else "died"
+        return ServerFailure(cause, f"the server ended ({code})", log, served, tail(log))
 
 
 def config(**runner: Any) -> dict[str, Any]:

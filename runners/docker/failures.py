@@ -122,8 +122,9 @@ _REFUSALS = (
 )
 ENGINE_LOST = frozenset({"engine_gone", "engine_hung", "engine_denied"})
 """Causes that are the engine's own, whatever was asked of it."""
-_VAGUE = frozenset({"died", "killed", "stopped"})
-"""What a server's software says where its log tells nothing; the container's state then knows more."""
+_VAGUE = frozenset({"killed", "stopped"})
+"""What a server's software says where its log has no error; the container's state then knows more. ``died`` is vague,
+too, unless it was SIGKILL, with which SGLang ends itself after an error."""
 _SIGKILL, _SIGTERM = 9, 15
 _NO_PROGRAM = (126, 127)
 """Not executable, not found."""
@@ -172,7 +173,7 @@ def ended(state: Mapping[str, Any], software: ServerFailure, log: Path) -> Serve
     if state.get("Error"):
         told = refused("State", None, str(state["Error"]), "its container did not start")
         return ServerFailure(told.cause, str(told), log, software.served, software.detail)
-    if software.cause not in _VAGUE:
+    if software.cause not in _VAGUE and (software.cause != "died" or code == -_SIGKILL):
         return software
     if code in _NO_PROGRAM:  # by the container's first process, so that the engine itself had nothing to object
         return failure(

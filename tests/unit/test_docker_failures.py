@@ -52,6 +52,7 @@ def said(cause: str) -> ServerFailure:
         ({"ExitCode": 1, "OOMKilled": True}, "died", "memory"),  # a child was killed: the code is the server's own
         ({"ExitCode": 137}, "killed", "killed"),
         ({"ExitCode": 137}, "memory", "memory"),  # SGLang ends itself with SIGKILL: its log knows why
+        ({"ExitCode": 137}, "died", "died"),  # its log has an error, if not a known one
         ({"ExitCode": 143}, "died", "stopped"),
         ({"ExitCode": 127}, "died", "command"),
         ({"ExitCode": 127, "Error": 'exec: "x": executable file not found in $PATH'}, "died", "command"),
