@@ -35,6 +35,7 @@ NEEDED = {
     # What an option needs beside itself, since it is meant for it.
     "target=hf_folder": ["target.path=/models/mine"],
     "runner=attach": ["runner.url=http://127.0.0.1:30000"],
+    "node=tls": ["node.url=tcp://gpu:2376"],
     "node=ssh": ["node.host=me@gpu"],  # with runner=docker, which the preset has
     "verification=compact": ["verification.sps_table=/tables/a.json", "drafter=dspark"],
     "verification=cap_accept": ["drafter=dspark"],
