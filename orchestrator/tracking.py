@@ -28,7 +28,16 @@ if TYPE_CHECKING:
 _STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 _PARAM_LIMIT, _TAG_LIMIT = 6000, 8000
 """MLflow cuts longer values without a word."""
-_FILES = ("report.html", "result.md", "summary.json", "config.yaml", "environment.json", "plan.json", "trials.jsonl")
+_FILES = (
+    "report.html",
+    "result.md",
+    "serve.txt",
+    "summary.json",
+    "config.yaml",
+    "environment.json",
+    "plan.json",
+    "trials.jsonl",
+)
 
 
 class TrackingFailure(RuntimeError):

@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 
+from orchestrator.config.masking import mask_command
 from runners.base import Prepare, ServerFailure, ServerHandle, Software
 from runners.hugging_face import resolving
 from runners.starting import wait_until_ready
@@ -81,7 +82,10 @@ class ProcessRunner:
     ) -> ServerHandle:
         self._environment = {**os.environ, **self._env, **config.get("env", {})}
         launch = software.launch(HOST, port, self._ask)
-        log.with_name("command.txt").write_text(shlex.join(launch.words) + "\n")
+        # What it takes from variables is part of how it was started: env(1) makes one command of both.
+        variables = sorted({**self._env, **launch.env}.items())
+        command = mask_command(["env", *(f"{name}={value}" for name, value in variables), *launch.words])
+        log.with_name("command.txt").write_text(shlex.join(command) + "\n")
         with log.open("wb") as output:
             try:
                 self._process = subprocess.Popen(
@@ -111,8 +115,8 @@ class ProcessRunner:
             except ServerFailure as failure:
                 failure.log = log
                 raise
-            tokenizer = self._tokenizer(identity["tokenizer_path"], config["target"]["revision"], log)
-            return ServerHandle(url, log, launch.words, identity, tokenizer, tuple(self._tree()))
+            tokenizer = self._tokenizer(identity["tokenizer_path"], config["target"].get("revision"), log)
+            return ServerHandle(url, log, command, identity, tokenizer, tuple(self._tree()))
         except BaseException:
             self._end()
             raise

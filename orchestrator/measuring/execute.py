@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from orchestrator.measuring.measure import measure, probe
 from orchestrator.measuring.progress import Display
 from orchestrator.measuring.store import Store
 from orchestrator.planning import environment
+from orchestrator.planning.hardware import Machine
 from orchestrator.planning.plan import Plan, ServerSession, Trial, extended
 from orchestrator.planning.stopping import decide
 from orchestrator.schema import Experiment
@@ -51,11 +52,14 @@ class _Progress:
         return "interrupted" if self.interrupted else "failed" if self.failures else "finished"
 
 
-def run(experiment: Experiment, plan: Plan, directory: Path) -> int:
-    """Measure what the plan asks for, write everything to ``directory``, show it. Returns the exit code."""
+def run(experiment: Experiment, plan: Plan, directory: Path, nodes: Mapping[str, Machine] | None = None) -> int:
+    """Measure what the plan asks for, write everything to ``directory``, show it. Returns the exit code.
+
+    ``nodes``: other machines that serve, by the place that is shown of them.
+    """
     console = Console()
     trials = Store(directory, Path(experiment.output) / "index")
-    described = environment.describe()
+    described = environment.describe(nodes)
     _write_setup(experiment, plan, described, directory)
     progress = _Progress()
     todo = _adopt(plan.sessions, trials, progress, experiment.reuse)
@@ -234,7 +238,7 @@ def _show(
 ) -> int:
     """Summary, report, MLflow, table. The records are on disk: whatever fails here, the same command shows it again."""
     from orchestrator import report
-    from orchestrator.report import table
+    from orchestrator.report import deploy, table
 
     if not store.entries(directory):
         _say(console, f"Nothing was measured. Logs: {directory}", style="bold red")
@@ -244,6 +248,8 @@ def _show(
     report.write(result, directory)
     where, logged = _track(result, experiment, directory, console)
     console.print(table.render(result))
+    for line in deploy.told(result):
+        _say(console, line)
     _say(
         console,
         f"Report:  {directory / 'report.html'}\nRecords: {directory}" + (f"\nBrowse:  {where}" if where else ""),
@@ -260,7 +266,7 @@ def _summarize(
     measured = {entry.server.arm for entry in entries}
     failed = {arm: str(failure) for arm, failure in progress.failures if arm not in measured}
     plan = replace(plan, missing={**plan.missing, **failed})
-    gathered = facts.gather(experiment, plan, entries, progress.status, environment.machine(), described)
+    gathered = facts.gather(experiment, plan, entries, progress.status, str(described["machine"]), described)
     return summary.summarize(records, gathered)
 
 

@@ -11,22 +11,27 @@ from typing import Any
 
 from orchestrator.analysis.lossless import Comparison
 from orchestrator.analysis.results import Arm, Point, Published, Summary
-from orchestrator.report import evidence, machine, plots, table
+from orchestrator.report import deploy, evidence, machine, plots, table
 
 _HERE = Path(__file__).resolve().parent
 
 
 def write(summary: Summary, directory: Path) -> list[Path]:
-    """Write report.html, result.md and plots/*.png into ``directory``; the paths written, report.html first."""
+    """Write report.html, result.md, plots/*.png, and serve.txt where arms were compared; report.html is the first of
+    the paths that are returned."""
     drawn = plots.draw(summary)
     (directory / "plots").mkdir(parents=True, exist_ok=True)
     page, text = directory / "report.html", directory / "result.md"
     page.write_text(render(summary, drawn))
     text.write_text(table.markdown(summary) + "\n")
+    written = [page, text]
+    if serve := deploy.told(summary):
+        written.append(directory / "serve.txt")
+        written[-1].write_text("\n".join(serve) + "\n")
     images = [directory / "plots" / f"{plot.stem}.png" for plot in drawn]
     for plot, image in zip(drawn, images, strict=True):
         image.write_bytes(plot.png)
-    return [page, text, *images]
+    return [*written, *images]
 
 
 def render(summary: Summary, drawn: list[plots.Plot]) -> str:
@@ -42,6 +47,7 @@ def render(summary: Summary, drawn: list[plots.Plot]) -> str:
     return environment.get_template("report.html.j2").render(
         summary=summary,
         headline=table.headline(summary),
+        serve=deploy.told(summary),
         base=summary.baseline.name if summary.baseline else "plain",
         plain=summary.baseline.point if summary.baseline else None,
         rows=table.rows(summary),

@@ -79,7 +79,10 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-u
 def test_a_ready_server_is_ours_and_is_gone_after_the_stop(start: Any, tmp_path: Path) -> None:
     runner, handle = start("serve()")
     assert handle.identity == {"pid": handle.pids[0], "threads": "1", "tokenizer_path": "."}
-    assert (tmp_path / "command.txt").read_text().startswith(sys.executable)
+    assert (
+        f"OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false {sys.executable}"
+        in (tmp_path / "command.txt").read_text()
+    )
     assert runner.failure(handle) is None
     peak = runner.peak_memory_bytes(handle)
     assert peak is not None and 2**20 < peak < 2**30
