@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
+from orchestrator.analysis import served
 from orchestrator.analysis.results import Arm, Point, Summary
 from orchestrator.config.masking import mask_command
 from orchestrator.report import table
@@ -134,6 +135,7 @@ def arm_metrics(arm: Arm) -> Metrics:
     if arm.ceiling and arm.ceiling.tok_s:
         metrics["baseline/ceiling_tok_s"] = arm.ceiling.tok_s
         metrics["baseline/bandwidth_share"] = arm.bandwidth_share
+    metrics |= {f"memory/{part}_gib": size for part, size in served.memory_parts(arm.identity).items()}
     if arm.capacity:
         metrics["memory/room_tokens"] = arm.capacity.tokens
         metrics["memory/requests_at_once"] = arm.capacity.requests

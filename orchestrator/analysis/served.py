@@ -31,6 +31,17 @@ def capacity(identity: Mapping[str, Any]) -> Capacity | None:
     return Capacity(tokens=_total(tokens), requests=_total(requests))
 
 
+def memory_parts(identity: Mapping[str, Any]) -> dict[str, float]:
+    """GiB per GPU by what it is for, as the server's log tells (runners/sglang/identity.py); {} where none does."""
+    parts = _of_log(identity).get("memory_gib") or {}
+    return {name: float(size) for name, size in parts.items() if size is not None}
+
+
+def remarks(identity: Mapping[str, Any]) -> list[str]:
+    """What its log only warns of."""
+    return list(_of_log(identity).get("remarks") or ())
+
+
 def wrong_drafter(server: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:
     """What the server reports of its drafter other than the server config asks for; [] also where it says nothing.
 
@@ -67,6 +78,11 @@ def simulated(server: Mapping[str, Any]) -> str | None:
     """The acceptance length that the server is told to make up, where it is (SGLang's ``SGLANG_SIMULATE_ACC_LEN``)."""
     value = server.get("env", {}).get("SGLANG_SIMULATE_ACC_LEN")
     return None if value is None or float(value) < 0 else str(value)
+
+
+def _of_log(identity: Mapping[str, Any]) -> Mapping[str, Any]:
+    told = identity.get("server_log")
+    return told if isinstance(told, Mapping) else {}
 
 
 def _ranks(identity: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -73,6 +73,7 @@ CATALOGUE: dict[str, Entry] = {
     "unfair_streaming": _warning("chunks are cut or held back differently, which moves the stamps"),
     "unfair_cache_hits": _warning("the same prompt found more of itself cached in one arm than in another"),
     "unfair_setting": _warning("any other setting that the servers report differently"),
+    "server_remark": _warning("the server's log says that it does not run quite as asked"),
     "restart_differs": _warning("starts of one arm's server report different settings"),
     "graph_sizes": _note("CUDA graphs were captured for other batch sizes, as SGLang does under speculation"),
     "unused_allow": _note("`allow` names a finding that is not there"),

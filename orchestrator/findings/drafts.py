@@ -37,6 +37,8 @@ def _identity(arm: Arm, asked: ArmFacts, identities: Sequence[dict[str, object]]
         yield finding(
             "wrong_drafter", f"{arm.name}: the server is not the one asked for: {'; '.join(wrong)}.", arm.name
         )
+    for remark in dict.fromkeys(one for identity in identities for one in served.remarks(identity)):
+        yield finding("server_remark", f"{arm.name}: {remark}.", arm.name)
     if arm.drafter != "none" and not all(map(served.says_drafter, identities)):
         yield finding(
             "drafter_unproven",

@@ -48,6 +48,7 @@ def render(summary: Summary, drawn: list[plots.Plot]) -> str:
         summary=summary,
         headline=table.headline(summary),
         serve=deploy.told(summary),
+        reserved=any(arm.memory and arm.memory.kind == "vram" for arm in summary.arms),
         base=summary.baseline.name if summary.baseline else "plain",
         plain=summary.baseline.point if summary.baseline else None,
         rows=table.rows(summary),

@@ -13,6 +13,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.analysis import served
 from orchestrator.analysis.metrics import percentile
 from orchestrator.analysis.results import Arm, Point, Summary
 from orchestrator.report import evidence, machine
@@ -23,6 +24,16 @@ ABSENT = "–"
 NOT_RUN = "not run"
 WITHHELD = "withheld"
 MANY_ARMS = 5
+MEMORY_PARTS = {
+    "target's weights": "target_weights",
+    "drafter's weights": "draft_weights",
+    "keys and values": "kv_cache",
+    "drafter's keys and values": "draft_kv_cache",
+    "recurrent states": "state_cache",
+    "replay ring": "replay_ring",
+    "CUDA graphs": "graphs",
+}
+"""What a server's memory is for, by the names of `served.memory_parts`."""
 EMBEDDED_TAG = "engine=embedded"
 UNDECIDED = ("few_prompts", "unsteady_machine", "busy_machine", "drift")
 """Findings under which no arm is called faster than another: the interval does not hold what they say."""
@@ -84,6 +95,8 @@ def rows(summary: Summary) -> list[Row]:
     add("Output", "prompt tokens from cache", lambda _, p: number(p.metrics.cached_tokens or None))
     add("Output", "repeated 4-grams", lambda _, p: percent(p.metrics.repeated_4grams))
     add("Memory", "peak, GiB", lambda arm, _: memory(arm), brief="peak GiB")
+    for label, part in MEMORY_PARTS.items():
+        add("Memory", f"  {label}, GiB", memory_part(part))
     add("Memory", "room for tokens", lambda arm, _: number(arm.capacity.tokens if arm.capacity else None))
     add("Memory", "requests at once", lambda arm, _: number(arm.capacity.requests if arm.capacity else None))
     for row in machine.ROWS:
@@ -308,6 +321,10 @@ def spread(lengths: list[int]) -> str:
 
 def memory(arm: Arm) -> str:
     return f"{arm.memory.gib:.2f} {arm.memory.kind.upper()}" if arm.memory else ABSENT
+
+
+def memory_part(part: str) -> Cell:
+    return lambda arm, _: number(served.memory_parts(arm.identity).get(part), 2)
 
 
 def cut(point: Point) -> str:
