@@ -14,18 +14,23 @@ from docker.errors import NotFound
 
 from orchestrator.config.masking import mask_command
 from orchestrator.planning import hardware
+from orchestrator.planning.gpu_choice import position
 from orchestrator.planning.identity import content_hash
 from runners.base import Prepare, ServerFailure, ServerHandle, Software
 from runners.docker import container as containers
-from runners.docker import failures, images, inside, node_files, owner
+from runners.docker import failures, images, inside, node_facts, node_files, owner, telemetry
 from runners.docker.ask import ImageAsker
 from runners.docker.connect import Connection, connect
+from runners.docker.gpu_lock import NodeLock
 from runners.docker.logs import LogFollower
 from runners.docker.reaper import Reaper, remove
 from runners.docker.sweep import sweep
+from runners.gpu_lock import identifiers
 from runners.starting import tail, wait_until_ready
 
 _GRACE_S = 10
+_LOOK_S = 5.0
+_AGAIN_S = 2.0
 _LISTEN = "0.0.0.0"
 """Inside the container, whose network is its own: what the node publishes is on its loopback."""
 _TOKEN = "HF_TOKEN"
@@ -47,6 +52,7 @@ class DockerRunner:
         self._reaper: Reaper | None = None
         self._container: Any = None
         self._logs: LogFollower | None = None
+        self._lock: NodeLock | None = None
         self._software: Software | None = None
         self._processes: list[psutil.Process] = []
 
@@ -85,9 +91,12 @@ class DockerRunner:
             raise failures.of_engine(problem, "the container engine") from problem
         pull: images.Pull = "never" if self._options["pull"] == "never" else "missing"  # always: once, before the plan
         digest = images.ensure(connection.client, image, pull, on_status)
-        local, self._software = self._prepare(config, on_status)
-        place = self._place(local, connection, engine)
+        machine = node_facts.read(connection, image, bool(containers.gpu_ids(config)))
         labels = owner.labels(lease, arm=self._arm, directory=str(directory.absolute()), server=content_hash(config))
+        local, self._software = self._prepare(_for_machine(config, machine), on_status)
+        place = self._place(local, connection, engine)
+        self._lock = NodeLock(connection.client, image, labels)
+        self._lock.take(identifiers(place.gpus, machine.gpus), connection.address)
         ask = ImageAsker(connection.client, image, digest, place.gpus, _further(config, connection), labels)
         on_status("starting the server: asking its image for its version")
         launch = self._software.launch(_LISTEN, containers.PORT, ask)
@@ -110,10 +119,9 @@ class DockerRunner:
         except ServerFailure as failure:
             failure.log = log
             raise
-        known = {"image": image, "image_digest": digest, "container_engine": engine, **self._gpus(place)}
-        self._processes = self._tree()
-        pids = tuple(process.pid for process in self._processes)
-        return ServerHandle(url, log, command, {**identity, **known}, tokenizer, pids)
+        known = {"image": image, "image_digest": digest, "container_engine": engine, **_gpus(place, machine)}
+        sampler, pids = self._watched(bool(place.gpus))
+        return ServerHandle(url, log, command, {**identity, **known}, tokenizer, pids, sampler)
 
     def _place(self, config: dict[str, Any], connection: Connection, engine: str) -> containers.Place:
         """Where and with what the container runs; the folders that it writes are made."""
@@ -145,6 +153,7 @@ class DockerRunner:
             shm_size=runner["shm_size"],
             ulimits=runner["ulimits"],
             port=self._options["port"],
+            publish_on=connection.publish_on,
         )
 
     def _run(self, place: containers.Place, arguments: dict[str, Any], log: Path) -> str:
@@ -169,18 +178,17 @@ class DockerRunner:
         if self._container is None or self._software is None or self._connection is None:
             return None
         try:
-            self._connection.check()
-            self._container.reload()
-        except ServerFailure as failure:
+            state = _state(self._connection, self._container.id)
+        except Exception as problem:
+            try:
+                self._connection.check(_AGAIN_S)  # which may know why
+                failure = failures.of_engine(problem, "the container engine")
+            except ServerFailure as told:
+                failure = told
             failure.log, failure.served, failure.detail = log, served, tail(log)
             return failure
-        except NotFound:
+        if state is None:
             return failures.removed(log, served, tail(log))
-        except Exception as problem:
-            unknown = failures.of_engine(problem, "the container engine")
-            unknown.log, unknown.served = log, served
-            return unknown
-        state = self._container.attrs["State"]
         if state["Running"]:
             return None
         if self._logs is not None:
@@ -202,13 +210,16 @@ class DockerRunner:
         except Exception as problem:
             raise failures.of_engine(problem, "the tokenizer's files cannot be read from the container") from problem
 
-    def _gpus(self, place: containers.Place) -> dict[str, Any]:
+    def _watched(self, gpus: bool) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """(command that starts the sampler, empty: on this machine; the processes that it watches)."""
         assert self._connection is not None
-        if not place.gpus or self._connection.remote:
-            return {}
-        found = hardware.gpus()
-        chosen = [int(gpu) for gpu in place.gpus if gpu.isdecimal()]
-        return {"gpus": [found.names[i] for i in chosen if i < len(found.names)], "driver": found.driver}
+        self._processes = self._tree()
+        if self._processes:
+            return (), tuple(process.pid for process in self._processes)
+        try:
+            return telemetry.command(self._connection, self._container, gpus)
+        except Exception as problem:
+            raise failures.of_engine(problem, "the sampler cannot be put into the container") from problem
 
     def _tree(self) -> list[psutil.Process]:
         """The container's processes as this machine numbers them; empty where they are another machine's."""
@@ -236,13 +247,18 @@ class DockerRunner:
             except Exception:
                 removed = False
                 self._kill()
+        if self._lock is not None and removed:  # else the server may still have its GPUs
+            try:
+                self._lock.release()
+            except Exception:
+                removed = False
         if self._logs is not None:
             self._logs.close()
         if self._reaper is not None:
             self._reaper.close(done=removed)
         if self._connection is not None:
             self._connection.close()
-        self._connection = self._reaper = self._logs = None
+        self._connection = self._reaper = self._logs = self._lock = None
         self._processes = []
 
     def _kill(self) -> None:
@@ -252,9 +268,35 @@ class DockerRunner:
                 process.kill()
 
 
+def _gpus(place: containers.Place, machine: hardware.Machine) -> dict[str, Any]:
+    """Names of the server's GPUs, and the driver."""
+    if not place.gpus:
+        return {}
+    found = [position(gpu, machine.gpus) for gpu in place.gpus]
+    return {"gpus": [machine.gpus.names[i] for i in found if i is not None], "driver": machine.gpus.driver}
+
+
+def _for_machine(config: dict[str, Any], machine: hardware.Machine) -> dict[str, Any]:
+    """The threads of the embedded engine are those of the machine that serves."""
+    if config["engine"] != "embedded" or config["runner"]["threads"] is not None:
+        return config
+    return {**config, "runner": {**config["runner"], "threads": machine.cpu.cores}}
+
+
 def _further(config: Mapping[str, Any], connection: Connection) -> dict[str, str]:
     """What ``runner.mounts`` asks for."""
     return {node_files.absolute(connection, path): seen for path, seen in config["runner"]["mounts"].items()}
+
+
+def _state(connection: Connection, container: str) -> dict[str, Any] | None:
+    """``State`` of its inspection, None where it is not there any more. Not by ``reload``: this is asked often, and an
+    engine that hangs has to be told from one that takes its time to make a container."""
+    api = connection.client.api
+    answer = api.get(f"{api.base_url}/v{api.api_version}/containers/{container}/json", timeout=_LOOK_S)
+    if answer.status_code == 404:
+        return None
+    answer.raise_for_status()
+    return dict(answer.json()["State"])
 
 
 def _engine(connection: Connection) -> str:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -26,7 +27,12 @@ from tests.integration.docker.test_runner import get, quiet
 
 def reapers() -> list[psutil.Process]:
     """Those that go on trying to remove a container."""
-    return [one for one in psutil.Process().children() if "runners.docker.reaper" in one.cmdline()]
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.ZombieProcess):
+            if "runners.docker.reaper" in child.cmdline():
+                found.append(child)
+    return found
 
 
 def cause(failure: ServerFailure | None) -> str | None:
