@@ -11,7 +11,7 @@ import errno
 import json
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from orchestrator.config.names import ConfigError, nearest
 from orchestrator.config.overrides import Override
 from orchestrator.paths import conf_dir
 from orchestrator.planning import identity, image_lock, preflight
+from orchestrator.planning.hardware import Machine
 from orchestrator.planning.plan import Plan, make_plan
 from orchestrator.planning.plan_text import render
 from orchestrator.schema import Experiment
@@ -81,7 +82,8 @@ def _measure(overrides: Sequence[str], directory: Path, sweep: str | None) -> tu
         experiment = load(overrides, sweep)
         refuse(experiment)
         before.resolve(experiment.configs.values(), Path(experiment.output))
-        code = execute.run(experiment, planned(experiment), directory)
+        machines = before.machines(experiment.configs.values())
+        code = execute.run(experiment, planned(experiment, machines), directory, machines)
         refused = "measured, and the comparison is refused: see its findings"
         return code, None if code == 0 else refused if code == REFUSED else f"ended with exit code {code}"
     except ConfigError as error:
@@ -181,11 +183,11 @@ def _holds_results(directory: Path) -> bool:
     return (directory / "summary.json").is_file() or any(directory.glob("*/summary.json"))
 
 
-def planned(experiment: Experiment) -> Plan:
-    """The plan on this machine, without the arms that cannot run where that is allowed."""
+def planned(experiment: Experiment, machines: Mapping[str, Machine] | None = None) -> Plan:
+    """The plan, without the arms that cannot run where that is allowed. ``machines``: the nodes that were asked."""
     missing = preflight.missing_arms(experiment) if experiment.allow_missing_arms else {}
     images = image_lock.read(Path(experiment.output))
-    return make_plan(experiment, identity.gather(experiment.configs.values(), images), missing)
+    return make_plan(experiment, identity.gather(experiment.configs.values(), images, machines), missing)
 
 
 def refuse(experiment: Experiment) -> None:

@@ -15,6 +15,7 @@ from orchestrator.paths import local_path
 from orchestrator.planning import hardware
 from orchestrator.schema import ArmConfig, AttachRunner, DockerRunner, EmbeddedRunner
 from runners.base import Prepare, Runner, Software
+from runners.gpu_lock import LockedRunner, identifiers
 
 
 def make_runner(arm: ArmConfig) -> Runner:
@@ -28,7 +29,8 @@ def make_runner(arm: ArmConfig) -> Runner:
         from runners.docker import runner
 
         prepare = _embedded(None, "python") if arm.engine == "embedded" else _sglang()
-        return runner.DockerRunner(prepare, arm.name, arm.node.model_dump(mode="json"), options)
+        made = runner.DockerRunner(prepare, arm.name, arm.node.model_dump(mode="json"), options)
+        return made if arm.engine == "embedded" else _alone(arm, made)
     from runners import process
 
     if isinstance(arm.runner, EmbeddedRunner):
@@ -36,7 +38,17 @@ def make_runner(arm: ArmConfig) -> Runner:
         return process.ProcessRunner(prepare, options["port"], options["ready_timeout_s"])
     python = interpreter(arm.runner.command)
     prepare = _sglang(arm.runner.command, python)
-    return process.ProcessRunner(prepare, options["port"], options["ready_timeout_s"], python, _visible_gpus(arm))
+    server = process.ProcessRunner(prepare, options["port"], options["ready_timeout_s"], python, _visible_gpus(arm))
+    return _alone(arm, server)
+
+
+def _alone(arm: ArmConfig, runner: Runner) -> Runner:
+    """With its GPUs locked, where it serves on GPUs of this machine."""
+    found = hardware.gpus()
+    if arm.node.kind != "local" or not found.names:
+        return runner
+    chosen = arm.node.gpus if arm.node.gpus is not None else tuple(range(arm.target.tp_size))
+    return LockedRunner(runner, identifiers(chosen, found))
 
 
 def _embedded(parent: int | None, python: str) -> Prepare:

@@ -59,7 +59,10 @@ def measure(
             with Sampler(beside(file.path), sampled_gpus(arm), handle.sampler or COMMAND) as sampler:
                 sampler.watch(handle.pids)
                 sampler.synchronize()
-                ceiling = None if arm.drafter.speculates else baseline.find(handle.identity, sampler.gpus)
+                # The bandwidth of a processor is measured, so of this machine's only.
+                unknown = bool(handle.sampler) and handle.identity.get("device") == "cpu"
+                plain = not arm.drafter.speculates
+                ceiling = baseline.find(handle.identity, sampler.gpus) if plain and not unknown else None
                 texts = _texts(arm, handle)
                 for trial in todo:
                     repeat = f"repeat {trial.repeat + 1} of {arm.suite.repeats}"
@@ -70,7 +73,7 @@ def measure(
                         file.append(record)
                         into.append(record)
                         display.advance()
-                        if record.outcome in ("error", "truncated") and (failure := runner.failure(handle)):
+                        if record.outcome not in ("ok", "cancelled") and (failure := runner.failure(handle)):
                             raise failure
 
                     sampler.synchronize()

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.paths import package_root
@@ -18,11 +19,17 @@ _PACKAGES = (
 )  # fmt: skip
 
 
-def describe() -> dict[str, Any]:
-    """Versions, machine and the commit of the program; nothing is imported for it."""
-    cpu = hardware.cpu()
-    gpus = hardware.gpus()
+def describe(nodes: Mapping[str, hardware.Machine] | None = None) -> dict[str, Any]:
+    """Versions, machine and the commit of the program; nothing is imported for it.
+
+    ``nodes``: other machines that serve, by the place that is shown of them; ``machine`` is then them, in words.
+    """
+    cpu, gpus = hardware.cpu(), hardware.gpus()
+    nodes = nodes or {}
+    served = [f"{node.shown} ({place})" for place, node in nodes.items()] or [hardware.here().shown]
     return {
+        "machine": ", ".join(served),
+        "nodes": {place: node.content for place, node in nodes.items()},
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": cpu.model,
@@ -36,15 +43,6 @@ def describe() -> dict[str, Any]:
         "packages": {name: version for name in _PACKAGES if (version := package_version(name)) is not None},
         **_commit(),
     }
-
-
-def machine() -> str:
-    """The machine in words, for the head of a report."""
-    gpus = hardware.gpus().names
-    if gpus:
-        return f"{len(gpus)}x {gpus[0]}" if len(set(gpus)) == 1 else ", ".join(gpus)
-    cpu = hardware.cpu()
-    return f"{cpu.model}, {cpu.cores} core{'s' if cpu.cores != 1 else ''}"
 
 
 def _commit() -> dict[str, Any]:

@@ -6,9 +6,10 @@ import os
 import platform
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,8 @@ class Gpus:
 
     names: tuple[str, ...] = ()
     driver: str | None = None
+    uuids: tuple[str, ...] = field(default=(), compare=False)
+    """In the order of ``names``; empty where they cannot be told."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,35 @@ class Cpu:
     """Physical cores this process may use."""
     threads: int
     """Logical ones."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One that serves: this one, or a node."""
+
+    cpu: Cpu
+    gpus: Gpus
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What identity knows of it."""
+        return {"cpu": asdict(self.cpu), "gpus": list(self.gpus.names), "driver": self.gpus.driver}
+
+    @property
+    def shown(self) -> str:
+        """In words, for the head of a report."""
+        names, cpu = self.gpus.names, self.cpu
+        if names:
+            return f"{len(names)}x {names[0]}" if len(set(names)) == 1 else ", ".join(names)
+        return f"{cpu.model}, {cpu.cores} core{'s' if cpu.cores != 1 else ''}"
+
+
+QUERY = ("nvidia-smi", "--query-gpu=name,driver_version,uuid", "--format=csv,noheader")
+"""Prints what ``parse_gpus`` reads."""
+
+
+def here() -> Machine:
+    return Machine(cpu(), gpus())
 
 
 @cache
@@ -48,7 +80,8 @@ def _gpus_by_nvml() -> Gpus | None:
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
         names = tuple(_text(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
-        return Gpus(names, _text(pynvml.nvmlSystemGetDriverVersion())) if names else None
+        uuids = tuple(_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles)
+        return Gpus(names, _text(pynvml.nvmlSystemGetDriverVersion()), uuids) if names else None
     except pynvml.NVMLError:
         return None
     finally:
@@ -58,14 +91,20 @@ def _gpus_by_nvml() -> Gpus | None:
 def _gpus_by_nvidia_smi() -> Gpus | None:
     if shutil.which("nvidia-smi") is None:
         return None
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
         # A driver that hangs must not hang the plan.
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout
+        answer = subprocess.run(QUERY, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    rows = [[cell.strip() for cell in line.split(",")] for line in answer.splitlines() if "," in line]
-    return Gpus(tuple(row[0] for row in rows), rows[0][1]) if rows else None
+    return parse_gpus(answer)
+
+
+def parse_gpus(text: str) -> Gpus | None:
+    """From what ``QUERY`` printed; None where it names no GPU."""
+    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if "," in line]
+    if not rows:
+        return None
+    return Gpus(tuple(row[0] for row in rows), rows[0][1], tuple(row[2] for row in rows if len(row) > 2))
 
 
 def _text(value: str | bytes) -> str:
@@ -80,6 +119,16 @@ def cpu() -> Cpu:
         described = _cpuinfo(Path("/proc/cpuinfo").read_text())
     except OSError:
         described = {}
+    return _cpu(described, allowed)
+
+
+def parse_cpu(text: str) -> Cpu:
+    """From another machine's /proc/cpuinfo, all of whose processors a server may use."""
+    described = _cpuinfo(text)
+    return _cpu(described, set(described))
+
+
+def _cpu(described: dict[int, dict[str, str]], allowed: set[int]) -> Cpu:
     mine = [described[number] for number in sorted(allowed) if number in described]
     cores = {(row.get("physical id"), row.get("core id", number)) for number, row in enumerate(mine)}
     model = mine[0].get("model name") if mine else None

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -79,20 +78,35 @@ def trial_key(comparison: str, arm: str, session: int, repeat: int, load: LoadPo
     return content_hash([comparison, arm, session, repeat, load.model_dump(mode="json"), position])
 
 
-def gather(arms: Iterable[ArmConfig], images: Mapping[str, str]) -> dict[str, Any]:
+def gather(
+    arms: Collection[ArmConfig], images: Mapping[str, str], machines: Mapping[str, hardware.Machine] | None = None
+) -> dict[str, Any]:
     """What identity needs besides the config: hardware, engines, hashes of local weights, record schema.
 
-    ``images``: image -> digest (``image_lock``), for servers in containers.
+    ``images``: image -> digest (``image_lock``), for servers in containers. ``machines``: node (as it is shown) -> what
+    it is, for those that were asked; of another node nothing is known.
     """
     paths = {path for arm in arms for path in (arm.server["target"]["path"], arm.server["drafter"].get("path")) if path}
-    gpus, cpu = hardware.gpus(), hardware.cpu()
     return {
-        "hardware": {"cpu": asdict(cpu), "gpus": list(gpus.names), "driver": gpus.driver},
+        "hardware": _hardware(arms, machines or {}),
         "engine": {"embedded": embedded_engine(), "sglang": {}},
         "images": dict(images),
         "weights": {path: digest for path in sorted(paths) if (digest := weights_hash(path)) is not None},
         "record_schema": RECORD_SCHEMA,
     }
+
+
+def _hardware(arms: Iterable[ArmConfig], machines: Mapping[str, hardware.Machine]) -> Any:
+    """Of the one node that serves all arms, or of each of them."""
+    found: dict[str, dict[str, Any]] = {}
+    for arm in arms:
+        if arm.node.kind == "local":
+            found[arm.node.shown] = hardware.here().content
+        else:
+            # Two machines of one kind are not one machine: a ratio is formed on one only.
+            known = machines.get(arm.node.shown)
+            found[arm.node.shown] = {"node": arm.node.shown, **(known.content if known else {})}
+    return next(iter(found.values())) if len(found) == 1 else found
 
 
 @cache

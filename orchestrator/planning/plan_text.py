@@ -59,7 +59,12 @@ def render(experiment: Experiment, plan: Plan, missing: Mapping[str, str], measu
     if experiment.stop.rule == "ci_width":
         most = _longest(plan, experiment.stop.max_repeats)
         lines.append(f"stop: {experiment.stop.told}; with all of them {cost(most)}")
-    return "\n".join([*lines, f"comparison key {plan.key}", ""])
+    lines.append(f"comparison key {plan.key}")
+    places = dict.fromkeys(arm.node.shown for arm in experiment.configs.values() if arm.node.kind != "local")
+    if places:
+        whom = " and ".join(places)
+        lines.append(f"  preliminary, as all keys here: a run first asks {whom} for its hardware, a plan asks nobody")
+    return "\n".join([*lines, ""])
 
 
 def _already(plan: Plan, measured: Collection[str], fixed: bool) -> list[str]:

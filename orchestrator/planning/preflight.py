@@ -10,6 +10,7 @@ from pathlib import Path
 
 from orchestrator.config.names import ConfigError
 from orchestrator.paths import local_path
+from orchestrator.planning import gpu_choice, hardware
 from orchestrator.schema import ArmConfig, Experiment
 from orchestrator.schema.place import AttachRunner, EmbeddedRunner, ProcessRunner, Runner
 
@@ -45,6 +46,8 @@ def check_machine(experiment: Experiment) -> None:
     check_folders(experiment)
     for arm in experiment.configs.values():
         _check_runner(arm.runner)
+        if arm.node.kind == "local" and arm.runner.kind != "attach":
+            gpu_choice.check(arm, hardware.gpus())
     from runners.docker import before
 
     before.refuse(experiment.configs.values())
@@ -68,9 +71,7 @@ def _check_runner(runner: Runner) -> None:
         from runners import attach
 
         if not attach.reachable(runner.url):
-            raise ConfigError(
-                f"runner.url={runner.url}", "no server answers there", hint="start it first"
-            )
+            raise ConfigError(f"runner.url={runner.url}", "no server answers there", hint="start it first")
 
 
 def check_folders(experiment: Experiment) -> None:

@@ -56,9 +56,11 @@ class Sampler:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
         self._count = 0
         self._process: subprocess.Popen[bytes] | None = None
+        # On another machine, or in a container, its number would be another process's.
+        client = ("--client", str(os.getpid())) if tuple(command) == COMMAND else ()
         try:
             self._process = subprocess.Popen(
-                [*command, "--gpus", gpus, "--client", str(os.getpid())],
+                [*command, "--gpus", gpus, *client],
                 stdin=subprocess.PIPE,
                 # Straight into the file: lines that passed through here would take this process' time while it
                 # stamps the answers of a server.

@@ -59,33 +59,45 @@ class ImageAsker:
         return said
 
     def _run(self, words: Sequence[str]) -> str:
-        about = f"{shlex.join(words)} in the image {self._image}"
-        container = None
-        try:
-            container = self._client.containers.create(
-                self._image,
-                list(words[1:]),
-                entrypoint=list(words[:1]),
-                labels=dict(self._labels),
-                device_requests=gpu_requests(self._gpus),
-                mounts=read_only_mounts(self._mounts),
-                network_mode="none",
-            )
-            container.start()
-            code = container.wait(timeout=_LONGEST_S)["StatusCode"]
-            said = container.logs(stdout=True, stderr=False).decode(errors="replace")
-            if code != 0:
-                errors = container.logs(stdout=False, stderr=True).decode(errors="replace").strip()
-                raise ServerFailure("argument", f"{about} failed ({code}): {(errors or said)[-_SAID:]}")
-            return str(said)
-        except ServerFailure:
-            raise
-        except Exception as problem:
-            raise of_engine(problem, about) from problem
-        finally:
-            if container is not None:
-                with suppress(Exception):  # of the engine, which was told or comes again; the sweep removes it
-                    remove(container)
+        return run_once(self._client, self._image, words, self._gpus, self._mounts, self._labels)
+
+
+def run_once(
+    client: docker.DockerClient,
+    image: str,
+    words: Sequence[str],
+    gpus: Sequence[str],
+    mounts: Mapping[str, str],
+    labels: Mapping[str, str],
+) -> str:
+    """What a command prints in a container of its own, which has no network. Raises ServerFailure."""
+    about = f"{shlex.join(words)} in the image {image}"
+    container = None
+    try:
+        container = client.containers.create(
+            image,
+            list(words[1:]),
+            entrypoint=list(words[:1]),
+            labels=dict(labels),
+            device_requests=gpu_requests(gpus),
+            mounts=read_only_mounts(mounts),
+            network_mode="none",
+        )
+        container.start()
+        code = container.wait(timeout=_LONGEST_S)["StatusCode"]
+        said = container.logs(stdout=True, stderr=False).decode(errors="replace")
+        if code != 0:
+            errors = container.logs(stdout=False, stderr=True).decode(errors="replace").strip()
+            raise ServerFailure("argument", f"{about} failed ({code}): {(errors or said)[-_SAID:]}")
+        return str(said)
+    except ServerFailure:
+        raise
+    except Exception as problem:
+        raise of_engine(problem, about) from problem
+    finally:
+        if container is not None:
+            with suppress(Exception):  # of the engine, which was told or comes again; the sweep removes it
+                remove(container)
 
 
 def _keep(file: Path, text: str) -> None:

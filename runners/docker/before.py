@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from orchestrator.config.names import ConfigError
-from orchestrator.planning import hardware, image_lock
+from orchestrator.planning import gpu_choice, hardware, image_lock
 from orchestrator.schema import ArmConfig
 from orchestrator.schema.place import DockerRunner
 from runners.base import ServerFailure
@@ -32,7 +32,7 @@ def refuse(arms: Iterable[ArmConfig]) -> None:
                         hint=images.how_to_get(image, "never"),
                     )
         except ServerFailure as failure:
-            raise _no_engine(failure) from failure
+            raise _no_engine(arm, failure) from failure
 
 
 def resolve(arms: Iterable[ArmConfig], output: Path) -> None:
@@ -52,6 +52,27 @@ def resolve(arms: Iterable[ArmConfig], output: Path) -> None:
         image_lock.write(output, image, digest)
 
 
+def machines(arms: Iterable[ArmConfig]) -> dict[str, hardware.Machine]:
+    """Node, as it is shown -> what it is, for the arms of other machines; each is asked once, and has its image by now.
+
+    Raises ConfigError where one cannot be asked, or has not the GPUs that an arm wants.
+    """
+    found: dict[str, hardware.Machine] = {}
+    for arm, image in _containers(arm for arm in arms if arm.node.kind != "local"):
+        from runners.docker import node_facts
+        from runners.docker.connect import connect
+        from runners.docker.container import gpu_ids
+
+        if arm.node.shown not in found:
+            try:
+                with connect(arm.node.model_dump(mode="json")) as connection:
+                    found[arm.node.shown] = node_facts.read(connection, image, bool(gpu_ids(arm.server)))
+            except ServerFailure as failure:
+                raise _no_engine(arm, failure) from failure
+        gpu_choice.check(arm, found[arm.node.shown].gpus)
+    return found
+
+
 def _containers(arms: Iterable[ArmConfig]) -> list[tuple[ArmConfig, str]]:
     """One arm for each image on each node. Raises ConfigError where containers cannot be asked for at all."""
     found: dict[tuple[str, str], ArmConfig] = {}
@@ -69,7 +90,9 @@ def _runner(arm: ArmConfig) -> DockerRunner:
     return arm.runner
 
 
-def _no_engine(failure: ServerFailure) -> ConfigError:
+def _no_engine(arm: ArmConfig, failure: ServerFailure) -> ConfigError:
+    if arm.node.kind != "local":
+        return ConfigError(f"node={arm.node.kind}", f"no server can be started there: {failure}")
     seen = ", ".join(dict.fromkeys(hardware.gpus().names))
     return ConfigError(
         "runner=docker",

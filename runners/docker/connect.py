@@ -23,6 +23,8 @@ class Connection:
     client: docker.DockerClient
     remote = False
     """Whether the node is another machine: its files, processes and loopback are not those of this one."""
+    shell = True
+    """Whether ``words`` runs anything."""
     address: str
     """Where the engine is, in words for a person."""
     publish_on = LOOPBACK

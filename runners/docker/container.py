@@ -12,7 +12,6 @@ from runners.base import Launch
 
 PORT = 30000
 """On which the server listens inside its container, whose network is its own."""
-_LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,9 @@ class Place:
     shm_size: str | None
     ulimits: Mapping[str, int]
     port: int | None
-    """On the node's loopback; None: any free one."""
+    """On ``publish_on``; None: any free one."""
+    publish_on: str = "127.0.0.1"
+    """Address of the node."""
 
 
 def gpu_ids(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -101,7 +102,7 @@ def arguments(place: Place, launch: Launch, labels: Mapping[str, str]) -> dict[s
         "labels": dict(labels),
         "mounts": mounts,
         "device_requests": gpu_requests(place.gpus),
-        "ports": {f"{PORT}/tcp": (_LOOPBACK, place.port)},
+        "ports": {f"{PORT}/tcp": (place.publish_on, place.port)},
         "user": place.user,
         "init": True,  # as process 1 itself a server would ignore SIGTERM and keep its children's corpses
         "ipc_mode": "host" if place.ipc_host else None,
@@ -117,7 +118,7 @@ def command_line(place: Place, launch: Launch) -> list[str]:
     words = ["docker", "run", "--rm", "--init", "--security-opt", "no-new-privileges"]
     if place.gpus:
         words += ["--gpus", f'"device={",".join(place.gpus)}"']
-    words += ["--publish", f"{_LOOPBACK}:{place.port or ''}:{PORT}"]
+    words += ["--publish", f"{place.publish_on}:{place.port or ''}:{PORT}"]
     if place.ipc_host:
         words += ["--ipc", "host"]
     elif place.shm_size:

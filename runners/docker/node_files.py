@@ -26,6 +26,8 @@ def absolute(connection: Connection, path: str) -> str:
 def make_folders(connection: Connection, folders: Sequence[str]) -> None:
     """An engine refuses to mount what is not there. Raises ServerFailure."""
     if connection.remote:
+        if not connection.shell:  # then its engine says which folder is missing
+            return
         _on_node(connection, ["mkdir", "-p", *folders], " ".join(folders))
         return
     for folder in folders:

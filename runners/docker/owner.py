@@ -28,6 +28,13 @@ def me() -> str:
     return f"{_where()}:{os.getpid()}:{_started(os.getpid())}"
 
 
+def told(owner: str) -> str:
+    """The same for a person."""
+    where, _, process = owner.rpartition(":")
+    place, _, pid = where.rpartition(":")
+    return f"process {pid} on {place.partition('/')[0]}" if process and pid else "unknown"
+
+
 def is_gone(owner: str) -> bool:
     """Whether it is a process of this machine that has ended. Of other machines nothing is known, so False."""
     where, _, process = owner.rpartition(":")

@@ -23,6 +23,7 @@ class TlsConnection(Connection):
     """Nothing forwards a port here: a server's is published on the node's own address, unencrypted."""
 
     remote = True
+    shell = False
 
     def __init__(self, url: str, certs: str) -> None:
         """``certs``: folder with ca.pem, cert.pem and key.pem, as for DOCKER_CERT_PATH. Raises ServerFailure."""

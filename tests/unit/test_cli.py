@@ -40,7 +40,7 @@ def started(monkeypatch: pytest.MonkeyPatch, run: Run) -> list[tuple[Experiment,
     """Runs ``run`` in place of a measurement; returns what it is given."""
     calls: list[tuple[Experiment, Plan, Path]] = []
 
-    def recorded(experiment: Experiment, plan: Plan, directory: Path) -> int:
+    def recorded(experiment: Experiment, plan: Plan, directory: Path, nodes: object) -> int:
         calls.append((experiment, plan, directory))
         return run(experiment, plan, directory)
 
