@@ -21,8 +21,7 @@ version = "0.1"
 dependencies = ["torch==1.0", "a-package-that-does-not-exist"]
 """
 _ENTRY_POINT = '\n[project.entry-points."sglang.srt.plugins"]\ndspine = "dspine_vendor:register"\n'
-ENTRY_POINTS = "[sglang.srt.plugins]\ndspine = dspine_vendor:register\n"
-"""The same, as it is installed."""
+_INSTALLED = "[sglang.srt.plugins]\ndspine = dspine_vendor:register\n"
 _REGISTERS = """
 def register():
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -38,6 +37,15 @@ KINDS: dict[str, tuple[str, str]] = {
     "another algorithm": (_PROJECT + _ENTRY_POINT, _REGISTERS.format(name="DSPINE2")),
     "import fails": (_PROJECT + _ENTRY_POINT, "import a_module_that_is_not_there\n" + _REGISTERS.format(name="DSPINE")),
 }
+
+
+def install(folder: Path, kind: str) -> None:
+    """What pip would make of it: a folder to be put on Python's path."""
+    about = folder / "dspine_vendor-0.1.dist-info"
+    about.mkdir(parents=True)
+    (folder / "dspine_vendor.py").write_text(KINDS[kind][1])
+    (about / "METADATA").write_text("Name: dspine-vendor\nVersion: 0.1\n")
+    (about / "entry_points.txt").write_text(_INSTALLED if _ENTRY_POINT in KINDS[kind][0] else "")
 
 
 def repository(folder: Path) -> dict[str, str]:

@@ -109,7 +109,10 @@ def _replay_spec(facts: Facts) -> Iterator[Violation]:
         )
     if algorithm == "NGRAM" or (facts.number("speculative-eagle-topk", 1) > 1):
         reason = "is valid for a chain of drafts only, and this drafter proposes a tree"
-        yield Violation(key, reason, _DROP_SPEC if algorithm == "NGRAM" else "drafter.topk=1")
+        if algorithm == "NGRAM":
+            yield Violation(key, f"{reason}; SGLang says so only after it has loaded the weights", _DROP_SPEC)
+        else:
+            yield Violation(key, reason, "drafter.topk=1")
     decode = _decode_backend(facts)
     allowed = ("triton",) if early else ("triton", "flashinfer")
     if decode not in allowed:

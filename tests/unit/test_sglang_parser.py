@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -15,32 +14,15 @@ from runners.sglang import known
 from runners.sglang.version import KNOWN, of
 from tests import vendor_plugin
 from tests.unit import sglang_golden as golden
+from tests.unit.sglang_wheels import environment, install_imports, unpacked
 
 pytestmark = pytest.mark.nightly
 SCRIPT = Path(__file__).parent / "sglang_real_parser.py"
-PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
-PLATFORM = ("--only-binary=:all:", "--python-version", "3.12", "--platform", "manylinux_2_34_x86_64")
 
 
 @pytest.fixture(scope="module")
 def imports(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Packages whose classes SGLang's own are derived from, so that nothing can stand in for them."""
-    folder = tmp_path_factory.mktemp("imports")
-    subprocess.run([*PIP, "install", "--no-deps", "--target", str(folder), "msgspec", "dill"], check=True)
-    return folder
-
-
-def unpacked(version: str, folder: Path) -> Path:
-    """The package out of that version's wheel."""
-    subprocess.run([*PIP, "download", "--no-deps", *PLATFORM, f"sglang=={version}", "--dest", str(folder)], check=True)
-    (wheel,) = folder.glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(folder / "package")
-    return folder / "package"
-
-
-def environment(home: Path, *imports: Path) -> dict[str, str]:
-    paths = ":".join(map(str, imports))
-    return {"PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": "", "PATH": "/usr/bin:/bin", "HOME": str(home)}
+    return install_imports(tmp_path_factory.mktemp("imports"))
 
 
 @pytest.mark.parametrize("version", [str(version) for version in KNOWN])
@@ -71,13 +53,9 @@ def test_the_check_of_a_vendor_s_plugin_works_with_sglang_itself(version: str, i
     """containers/dspine runs it while an image is built; there the tests have a stand-in only."""
     package = unpacked(version, tmp_path)
     told = {}
-    for kind, (_, module) in vendor_plugin.KINDS.items():
+    for kind in vendor_plugin.KINDS:
         vendor = tmp_path / kind
-        (vendor / "dspine_vendor-0.1.dist-info").mkdir(parents=True)
-        (vendor / "dspine_vendor.py").write_text(module)
-        (vendor / "dspine_vendor-0.1.dist-info/METADATA").write_text("Name: dspine-vendor\nVersion: 0.1\n")
-        entry_points = "" if kind == "no entry point" else vendor_plugin.ENTRY_POINTS
-        (vendor / "dspine_vendor-0.1.dist-info/entry_points.txt").write_text(entry_points)
+        vendor_plugin.install(vendor, kind)
         done = subprocess.run(
             [sys.executable, str(SCRIPT.with_name("sglang_real_plugin.py")), str(package), "dspine", "DSPINE"],
             env=environment(tmp_path, imports, vendor) | {"SGLANG_PLUGINS": "dspine"},
