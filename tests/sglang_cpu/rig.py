@@ -8,9 +8,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from runners.engine.fetch import cache_directory
+from runners.process import ProcessRunner
+from runners.sglang.software import SglangSoftware
 
 HERE = Path(__file__).parent
 STAND_INS = HERE / "stand_ins"
@@ -76,6 +80,22 @@ def overrides(target: Path) -> list[str]:
         *(f"+server_args.{flag}={value}" for flag, value in server_args.items()),
         *(f"+env.{name}='{value}'" for name, value in environment().items()),
     ]  # fmt: skip
+
+
+def one_server(
+    target: Path, arm: Sequence[str], *more: str, software: type[SglangSoftware] = SglangSoftware
+) -> tuple[ProcessRunner, dict[str, Any]]:
+    """A runner as the command makes it, and the server config of one arm."""
+    from orchestrator.config.compose import load
+
+    words = ",".join(f'"{word}"' for word in arm)
+    arms = [f"+arms.one=[{words}]", '+arms.plain=["drafter=none"]']
+    chosen = ["name=one", "suite=smoke_2", "varies=[drafter]", *arms, *overrides(target), *more]
+    entered, ready_s = (str(python()), "-m", "sglang.launch_server"), 300.0
+    runner = ProcessRunner(
+        lambda config, _: (config, software(config, entered, entered[:1])), None, ready_s, entered[:1]
+    )
+    return runner, load(chosen).configs["one"].server
 
 
 if __name__ == "__main__":  # makes the environment ahead of the tests

@@ -123,21 +123,11 @@ class Unchecked(SglangSoftware):
 
 
 def runner(target: Path, software: type[SglangSoftware], **drafter: Any) -> tuple[ProcessRunner, dict[str, Any]]:
-    """A runner of one server as the command makes it, and its server config."""
-    from orchestrator.config.compose import load
-
-    path = f"{{path: '{target}'}}"
-    arms = [
-        f'+arms.one=["drafter=standalone","+drafter.checkpoints.smollm2_135m={path}"]',
-        '+arms.plain=["drafter=none"]',
-    ]
-    config = (
-        load(["name=one", "suite=smoke_2", "varies=[drafter]", *arms, *rig.overrides(target)]).configs["one"].server
-    )
+    """A runner of one server whose drafter is the target itself, and its server config."""
+    arm = ["drafter=standalone", f"+drafter.checkpoints.smollm2_135m={{path: '{target}'}}"]
+    one, config = rig.one_server(target, arm, software=software)
     config["drafter"] |= drafter
-    python = (str(rig.python()),)
-    entered = (*python, "-m", "sglang.launch_server")
-    return ProcessRunner(lambda config, _: (config, software(config, entered, python)), None, 300, python), config
+    return one, config
 
 
 def failed_start(target: Path, place: Path, software: type[SglangSoftware], **drafter: Any) -> ServerFailure:
