@@ -1,7 +1,8 @@
 # Sourced by .ci/run and .ci/nightly.
 
 # Debian packages that the tests need: a browser that opens the report and MLflow's pages; the database that MLflow's
-# server keeps runs in, and Compose, which reads containers/mlflow.
+# server keeps runs in, and Compose, which reads containers/mlflow; the compiler that a real SGLang calls; an engine of
+# containers, and what the nodes that the tests make are reached with.
 install_debian_packages() {
     local sudo="" missing=()
     command -v chromium >/dev/null || missing+=(chromium)
@@ -11,6 +12,7 @@ install_debian_packages() {
     command -v dockerd >/dev/null || missing+=(docker.io)
     command -v iptables >/dev/null || missing+=(iptables)
     command -v ip >/dev/null || missing+=(iproute2)
+    [ -x /usr/sbin/sshd ] || missing+=(openssh-server openssh-client)
     [ ${#missing[@]} -gt 0 ] || return 0
     [ "$(id -u)" = 0 ] || sudo="sudo -n"
     step "apt-get update" $sudo apt-get update -qq
