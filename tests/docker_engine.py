@@ -37,6 +37,7 @@ class DockerEngine:
     """
 
     def __init__(self, *flags: str, first_on_path: Path | None = None, folder: Path | None = None) -> None:
+        assert os.geteuid() == 0, "an engine of the tests' own takes root"
         install()
         name = secrets.token_hex(3)
         self.folder = folder or Path(tempfile.mkdtemp(prefix="spec-docker-", dir="/tmp"))  # sockets' paths are short

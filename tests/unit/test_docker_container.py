@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from orchestrator.config.names import ConfigError
-from orchestrator.planning import image_lock
+from orchestrator.planning import identity, image_lock
+from orchestrator.schema import ArmConfig
 from runners.base import Launch
 from runners.docker import container, images, inside, owner
 from runners.docker.ask import ImageAsker
@@ -172,3 +173,20 @@ def test_containers_need_docker_s_client(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("runners.docker.before.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"(?s)needs Docker's client.*pip install"):
         refuse([plan_factory.arm("plain", plan_factory.suite(), plan_factory.load(), runner=DOCKER)])
+
+
+def test_a_server_in_a_container_is_known_by_the_digest_of_its_image() -> None:
+    arm = plan_factory.arm("plain", plan_factory.suite(), plan_factory.load(), runner=DOCKER)
+    other = plan_factory.arm(
+        "plain", plan_factory.suite(), plan_factory.load(), runner=DOCKER.model_copy(update={"image": "sglang:2"})
+    )
+
+    def content(one: ArmConfig, known: dict[str, str], engine: str = "1") -> str:
+        facts = {"weights": {}, "images": known, "engine": {"embedded": {"sources": engine}, "sglang": {"x": engine}}}
+        return identity.content_hash(identity.arm_content(one, facts))
+
+    here = content(arm, {"sglang:1": "sha256:a"})
+    assert here == content(other, {"sglang:2": "sha256:a"}), "a tag is a name"
+    assert here == content(arm, {"sglang:1": "sha256:a"}, engine="2"), "what is installed here does not serve"
+    assert here != content(arm, {"sglang:1": "sha256:b"}) and here != content(arm, {})
+    assert content(arm, {}) != content(other, {})

@@ -26,7 +26,7 @@ from tests.integration.docker.conftest import EMBEDDED, MOUNTS, ROOT
 COMMAND = [sys.executable, "-m", "orchestrator"]
 SHORT = [*COMMAND, "+experiment=embedded_drafters", "~arms.dflash2", "~arms.dspine", "tracking=none"]
 IN_CONTAINERS = ["runner=docker_embedded", MOUNTS, "suite=smoke_2"]
-LONG = ["suite.max_new_tokens.default=160", "load.warmup_requests=0"]
+LONG = ["suite.max_new_tokens.default=96", "load.warmup_requests=0"]
 
 
 def environment(engine: DockerEngine | NoEngine) -> dict[str, str]:
