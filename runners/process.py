@@ -19,6 +19,7 @@ import psutil
 
 from orchestrator.config.masking import mask_command
 from runners.base import Prepare, ServerFailure, ServerHandle, Software
+from runners.guard import Guard
 from runners.hugging_face import resolving
 from runners.starting import wait_until_ready
 
@@ -47,6 +48,7 @@ class ProcessRunner:
         self._ready_timeout_s = ready_timeout_s
         self._environment: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
+        self._guard: Guard | None = None
         self._software: Software | None = None
 
     def start(self, config: dict[str, Any], directory: Path, on_status: Callable[[str], None]) -> ServerHandle:
@@ -101,6 +103,7 @@ class ProcessRunner:
                 raise ServerFailure("argument", told, log) from problem
         url = f"http://{HOST}:{port}"
         try:
+            self._guard = Guard(self._process.pid)
             wait_until_ready(
                 software,
                 url,
@@ -172,6 +175,9 @@ class ProcessRunner:
             _signal_group(process.pid, signal.SIGKILL)  # what the process itself left behind, too
             process.wait()
             psutil.wait_procs(children, timeout=2)
+            if self._guard is not None:
+                self._guard.close()
+                self._guard = None
 
 
 @cache  # SGLang takes many seconds to tell its help
