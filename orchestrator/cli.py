@@ -110,6 +110,8 @@ def _main(command: _Command) -> int:
         except ConfigError as error:
             swept = [text for text in point if text not in overrides]
             raise (error.within(" ".join(swept)) if swept else error) from error
+    if experiments[0].action == "prepare":
+        return max(job.prepare(experiment) for experiment in experiments)
     if experiments[0].action == "plan":
         for experiment in experiments:
             job.print_plan(experiment)

@@ -197,6 +197,13 @@ def refuse(experiment: Experiment) -> None:
     preflight.refuse_missing(experiment, preflight.missing_arms(experiment))
 
 
+def prepare(experiment: Experiment) -> int:
+    """Images and weights in place, or what is missing; returns the exit code."""
+    from orchestrator.prepare import prepare as have
+
+    return have(experiment, planned(experiment))
+
+
 def print_plan(experiment: Experiment) -> None:
     plan = planned(experiment)
     measured = _measured(plan, Path(experiment.output) / "index") if experiment.reuse else ()

@@ -140,20 +140,24 @@ def launch_lines(arm: ArmConfig) -> list[str]:
 
 
 def cost(plan: Plan) -> str:
-    """Starts, trials, requests and an upper estimate of time, at the plain speed of one request at a time."""
-    seconds = sum(session.arm.runner.start_s for session in plan.sessions)
+    """Starts, trials, requests and an upper estimate of time, at the plain speed of one request at a time; of GPUs that
+    serve, their hours."""
+    seconds = gpu_seconds = 0.0
     requests = warmups = 0
     for session in plan.sessions:
-        arm = session.arm
+        arm, before = session.arm, seconds
+        seconds += arm.runner.start_s
         limit = arm.suite.token_limit(arm.target.name)
         for trial in session.trials:
             requests += len(arm.suite.prompts)
             warmups += trial.load.warmup_requests
             sent = len(arm.suite.prompts) + trial.load.warmup_requests
             seconds += sent * limit / arm.target.plain_tok_s
+        gpu_seconds += (seconds - before) * arm.gpus
+    hours = f" ({gpu_seconds / 3600:.1f} GPU-hours)" if gpu_seconds else ""
     return (
         f"{len(plan.sessions)} server starts, {len(plan.trials)} trials, {requests} requests and {warmups} to warm up; "
-        f"at most about {_duration(seconds)}, if every answer reaches its token limit at plain speed"
+        f"at most about {_duration(seconds)}{hours}, if every answer reaches its token limit at plain speed"
     )
 
 

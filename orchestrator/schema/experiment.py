@@ -41,6 +41,12 @@ class ArmConfig(Model):
         return "embedded" if self.runner.kind == "embedded" else "sglang"
 
     @property
+    def gpus(self) -> int:
+        """GPUs that its server takes; 0 on a CPU, and of someone else's server."""
+        on_cpu = self.engine == "embedded" or self.attention.backend == "intel_amx" or self.runner.kind == "attach"
+        return 0 if on_cpu else self.target.tp_size
+
+    @property
     def server(self) -> dict[str, Any]:
         """The server config: only what this arm's server uses, plain JSON data (docs/reference/server_config.md)."""
         from orchestrator.config.server_config import server_config
@@ -95,7 +101,7 @@ class Experiment(Model):
     order: Literal["abba", "once"]
     """``abba``: whole server sessions forwards, then backwards; ``once``: one start per arm, drift uncontrolled."""
     stop: Stop = Stop(rule="fixed", width=0.05, max_repeats=8)
-    action: Literal["run", "plan", "log"]
+    action: Literal["run", "plan", "prepare", "log"]
     run_dir: str | None = None
     """What ``action=log`` logs: the directory of a comparison or of a sweep."""
     reuse: bool = True

@@ -113,7 +113,7 @@ def broken(change: Callable[[dict[str, Any]], None]) -> list[str]:
         ),
         (
             lambda d: d["attention"].update(backend="flashinfr"),
-            "attention.backend: 'flashinfr' is not allowed\n  allowed: fa3, flashinfer, triton, sdpa\n"
+            "attention.backend: 'flashinfr' is not allowed\n  allowed: fa3, flashinfer, triton, intel_amx, sdpa\n"
             "  nearest: attention.backend=flashinfer",
         ),
         (

@@ -1,0 +1,66 @@
+"""Runs a command in an image with the node's Hugging Face cache, to look for weights there or to fetch them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from runners.base import ServerFailure
+from runners.docker import node_files, owner
+from runners.docker.connect import Connection
+from runners.docker.container import read_only_mounts
+from runners.docker.failures import of_engine
+from runners.docker.reaper import Reaper, remove
+
+_TOKEN = "HF_TOKEN"
+
+
+def run(
+    connection: Connection,
+    node: Mapping[str, object],
+    image: str,
+    words: Sequence[str],
+    hf_cache: str,
+    folders: Sequence[str],
+    on_line: Callable[[str], None],
+) -> str:
+    """What the command printed. ``folders`` of the node are seen where they lie; the cache is written.
+
+    ``on_line`` is told each line of its standard error, which is progress. The engine's own network is used. Raises
+    ServerFailure (``weights``, those of the engine).
+    """
+    from docker.types import Mount
+
+    cache = node_files.absolute(connection, hf_cache)
+    node_files.make_folders(connection, [cache])
+    lease = owner.new_lease()
+    reaper = Reaper(dict(node), f"{owner.LEASE}={lease}")
+    container = None
+    try:
+        container = connection.client.containers.create(
+            image,
+            list(words[1:]),
+            entrypoint=list(words[:1]),
+            labels=owner.labels(lease),
+            environment={"HF_HOME": cache} | ({_TOKEN: os.environ[_TOKEN]} if os.environ.get(_TOKEN) else {}),
+            mounts=[*read_only_mounts({path: path for path in folders}), Mount(cache, cache, type="bind")],
+            init=True,
+        )
+        container.start()
+        for line in container.logs(stdout=False, stderr=True, stream=True, follow=True):
+            on_line(line.decode(errors="replace").rstrip())
+        code = container.wait()["StatusCode"]
+        if code != 0:
+            said = container.logs(stdout=False, stderr=True).decode(errors="replace").strip().splitlines()
+            raise ServerFailure("weights", said[-1] if said else f"it ended with exit code {code}")
+        return str(container.logs(stdout=True, stderr=False).decode(errors="replace"))
+    except ServerFailure:
+        raise
+    except Exception as problem:
+        raise of_engine(problem, f"weights cannot be looked for in the image {image}") from problem
+    finally:
+        if container is not None:
+            with suppress(Exception):  # of the engine, which was told or comes again; the reaper goes on trying
+                remove(container)
+        reaper.close(done=True)
