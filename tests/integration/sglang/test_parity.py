@@ -1,8 +1,8 @@
 """The shipped DFlash2 drafts the same under SGLang as under this project's own engine, step by step.
 
-Both run in bfloat16. SGLang writes; the engine follows it over the same token ids, drafts at each of its steps, and must
-have as many drafts accepted. Both add up in another order, so where two tokens are as good as each other to bfloat16's
-last digits, they may take different ones: that is asserted of every difference, and few there may be.
+Both run in bfloat16. SGLang writes; the engine follows it over the same token ids, drafts at each of its steps, and
+must have as many drafts accepted. The two add up in another order, so where two tokens are as good as each other to
+bfloat16's last digits, they may take different ones: that is asserted of every difference, and few there may be.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import urllib.request
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,7 +54,7 @@ def write(url: str, prompt: list[int]) -> Written:
     ends = [len(chunk["output_ids"]) for chunk in chunks]
     meta = chunks[-1]["meta_info"]
     assert len(chunks) == meta["spec_verify_ct"] + 1, "a chunk held more than one step"
-    steps = [end - start for start, end in zip(ends, ends[1:], strict=False)]
+    steps = [end - start for start, end in pairwise(ends)]
     return Written(chunks[-1]["output_ids"], steps, meta["spec_num_correct_drafts"])
 
 
