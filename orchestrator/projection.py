@@ -127,7 +127,7 @@ def arm_metrics(arm: Arm) -> Metrics:
     """The unstepped headline figures of an arm: the runs table shows the last step only, so curves are kept apart."""
     if arm.point is None:
         return {}
-    metrics = {**_speed(arm.point), **_acceptance(arm.point)}
+    metrics = {**_speed(arm.point), **_acceptance(arm.point), **_quality(arm.point)}
     if arm.memory:
         metrics[f"memory/peak_{arm.memory.kind}_gib"] = arm.memory.gib
     if arm.point.usage:
@@ -254,6 +254,20 @@ def _acceptance(point: Point) -> Metrics:
     metrics |= {f"acceptance/length_{category}": part.tau for category, part in point.acceptance_by_category.items()}
     metrics |= {f"acceptance/position_{place.position:02d}": place.joint for place in found.positions}
     return metrics
+
+
+def _quality(point: Point) -> Metrics:
+    found = point.solved
+    if found is None:
+        return {}
+    return {
+        "quality/solved": found.solved,
+        "quality/checked": found.checked,
+        "quality/solved_share": found.share,
+        "quality/malformed": found.count("malformed") if found.json_checked else None,
+        "quality/seconds_per_solved_task": found.seconds_per_solved,
+        "energy/joules_per_solved_task": found.energy_per_solved_j,
+    }
 
 
 def _ms(seconds: float | None) -> float | None:

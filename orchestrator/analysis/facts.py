@@ -17,7 +17,7 @@ from orchestrator.load.self_check import ClientUsage
 from orchestrator.measuring.server_totals import TrialTotals
 from orchestrator.measuring.store import TrialEntry
 from orchestrator.planning.plan import Plan, unexpected_differences
-from orchestrator.schema import ArmConfig, Experiment, LoadPoint
+from orchestrator.schema import ArmConfig, Check, Experiment, LoadPoint
 from orchestrator.telemetry.window import TrialUsage
 
 Status = Literal["finished", "failed", "interrupted"]
@@ -107,6 +107,8 @@ class Facts:
     """Runs that measured the trials; the empty one is this run."""
     clients: Sequence[tuple[str, ClientUsage]] = ()
     """(arm, what measuring one of its trials took of this side), of the trials that know it."""
+    checks: Mapping[str, Check] = field(default_factory=dict)
+    """Prompt -> when its answer counts as right, of the prompts that say so."""
     usage: Mapping[str, TrialUsage] = field(default_factory=dict)
     """Trial key -> what it took of the machine, of the trials that were measured with telemetry."""
 
@@ -154,6 +156,7 @@ def gather(
         sweep=experiment.sweep,
         sources=sorted({entry.source or "" for entry in entries}),
         clients=[(entry.server.arm, entry.server.client) for entry in entries if entry.server.client is not None],
+        checks={prompt.id: prompt.check for prompt in base.suite.prompts if prompt.check},
         usage={entry.key: entry.usage for entry in entries if entry.usage},
     )
 

@@ -18,6 +18,7 @@ from orchestrator.analysis.evidence import Evidence
 from orchestrator.analysis.lossless import Lossless
 from orchestrator.analysis.metrics import Metrics
 from orchestrator.analysis.served import Capacity
+from orchestrator.analysis.solved import Solved, Verdict
 from orchestrator.findings.finding import Finding
 from orchestrator.frozen import Frozen
 from orchestrator.measuring.server_totals import ServerTotals
@@ -63,6 +64,8 @@ class Point(Frozen):
     """How well the streams agree with the counters."""
     evidence: Evidence | None = None
     """Intervals of the figures above, and how steady the run was."""
+    solved: Solved | None = None
+    """Answers that were right, of those that are checked; None where the suite checks none."""
     usage: Usage | None = None
     """What its trials took of the machine; None where none was measured with telemetry."""
 
@@ -150,6 +153,8 @@ class PromptCell(Frozen):
     repeated_4grams: float | None
     identical: bool | None
     """Same tokens as the plain arm; None where there is nothing to compare."""
+    verdict: Verdict | None = None
+    """Whether the first repeat was right; None where it is not checked."""
     text: str
     """Output of the first repeat."""
 

@@ -9,7 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from orchestrator.analysis import acceptance, evidence, lossless, metrics, served
+from orchestrator.analysis import acceptance, evidence, lossless, metrics, served, solved
 from orchestrator.analysis.crossover import crossover
 from orchestrator.analysis.facts import ArmFacts, Facts, SessionFacts, TrialFacts
 from orchestrator.analysis.results import Arm, Lead, Memory, Point, PromptCell, PromptRow, Summary
@@ -163,6 +163,7 @@ def _point(name: str, load: TrialFacts, arms: Mapping[str, list[RequestRecord]],
             if (ratio := _speedup(group, plain_groups.get(category), facts, evidence.whole, restarts)) is not None
         },
         evidence=evidence.evidence(ok, facts.comparison, restarts),
+        solved=solved.solved(records, facts.checks, {key: used.energy_j for key, used in facts.usage.items()}),
         usage=pool([facts.usage[key] for key in dict.fromkeys(r.trial_key for r in records) if key in facts.usage]),
     )
 
@@ -263,6 +264,7 @@ def _cell(records: list[RequestRecord], plain: list[RequestRecord], arm: str, fa
         finish_reason=first.finish_reason,
         repeated_4grams=repeated / grams if grams else None,
         identical=identical,
+        verdict=solved.verdict(first, facts.checks[first.prompt_id]) if first.prompt_id in facts.checks else None,
         text=first.text,
     )
 

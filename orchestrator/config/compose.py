@@ -179,8 +179,7 @@ def _with_arm_keys(error: ConfigError) -> ConfigError:
 def _check_distinct(experiment: Experiment) -> None:
     seen: dict[str, str] = {}
     for name, arm in experiment.configs.items():
-        suite = arm.suite.model_dump(mode="json", exclude={"name", "description"})
-        key = content_hash([arm.server, suite, arm.load.model_dump(mode="json")])
+        key = content_hash([arm.server, arm.suite.sent, arm.load.model_dump(mode="json")])
         if key in seen:
             raise ConfigError(
                 f"arms {seen[key]} and {name}",

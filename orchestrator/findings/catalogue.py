@@ -120,6 +120,7 @@ CATALOGUE: dict[str, Entry] = {
     "forks_like_plain": _warning("an arm differs from the plain arm no more often than the plain arm from itself"),
     "not_deterministic": _warning("repeats of the plain arm differ"),
     "output_lengths": _warning("the arms' outputs have different lengths"),
+    "solved_differs": _warning("an arm did not solve the same prompts as the plain arm, by the suite's checks"),
     "looping_text": _warning("more than 20% of the 4-grams repeat"),
     "past_the_end": _warning("`ignore_eos`: text after the end is degenerate and easy to draft"),
     "greedy_in_effect": _warning("`top_k: 1` at a temperature above 0 is greedy"),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from orchestrator.analysis.facts import Facts
 from orchestrator.analysis.lossless import Lossless, more_often
 from orchestrator.analysis.results import Arm, Point, Summary
+from orchestrator.analysis.solved import differing
 from orchestrator.findings.finding import Finding, finding
 
 REPEATED_4GRAMS = 0.2
@@ -22,6 +23,7 @@ def findings(summary: Summary, facts: Facts) -> Iterator[Finding]:
     for arm in summary.arms:
         yield from _identity(arm, floor)
         yield from _not_compared(arm, summary)
+        yield from _solved(arm, summary.baseline, facts)
         if arm.point:
             yield from _shape(arm, arm.point, summary.baseline)
 
@@ -121,6 +123,33 @@ def _not_compared(arm: Arm, summary: Summary) -> Iterator[Finding]:
         f"{arm.name}: the outputs of {len(check.missing)} of {check.prompts + len(check.missing)} prompts could not be "
         f"compared with the plain arm's token by token ({shown}{more}): {' and '.join(reasons)}. Whether {arm.name} is "
         "lossless on them is not known.",
+        arm.name,
+    )
+
+
+def _solved(arm: Arm, baseline: Arm | None, facts: Facts) -> Iterator[Finding]:
+    """Drawn outputs differ by chance, so only at temperature 0."""
+    mine = arm.point.solved if arm.point else None
+    plain = baseline.point.solved if baseline and baseline.point else None
+    if mine is None or plain is None or arm.baseline or facts.temperature > 0:
+        return
+    gained, lost = differing(mine, plain)
+    if not gained and not lost:
+        return
+    parts = [
+        f"{who} {', '.join(prompts[:NAMED])}" + (f" and {len(prompts) - NAMED} more" if len(prompts) > NAMED else "")
+        for who, prompts in ((f"only {arm.name} solved", gained), ("only the plain arm solved", lost))
+        if prompts
+    ]
+    why = (
+        "Its verification is lossy, so this is part of what its speed costs."
+        if arm.lossy
+        else "At temperature 0 a lossless arm gives the same answers: see where its tokens fork."
+    )
+    yield finding(
+        "solved_differs",
+        f"{arm.name} solved {mine.solved} of {mine.checked} checked requests, the plain arm {plain.solved} of "
+        f"{plain.checked}: {'; '.join(parts)}. {why}",
         arm.name,
     )
 

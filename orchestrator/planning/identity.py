@@ -55,7 +55,7 @@ def arm_content(arm: ArmConfig, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def suite_content(suite: Suite, target: str) -> dict[str, Any]:
     """What is sent of a suite. The number of repeats is not in it: each repeat is a trial of its own."""
-    content = suite.model_dump(mode="json", exclude={"name", "description", "repeats", "max_new_tokens"})
+    content = {key: value for key, value in suite.sent.items() if key != "repeats"}
     return {**content, "max_new_tokens": suite.token_limit(target)}
 
 

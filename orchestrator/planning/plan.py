@@ -192,8 +192,8 @@ def _verifies(key: str) -> bool:
 
 
 def _compared(arm: ArmConfig) -> dict[str, Any]:
-    sent = arm.suite.model_dump(mode="json", exclude={"prompts", "description"})
-    sent["prompts"] = content_hash([prompt.model_dump(mode="json") for prompt in arm.suite.prompts])
+    sent = {"name": arm.suite.name, **arm.suite.sent}
+    sent["prompts"] = content_hash(sent["prompts"])
     server = {key: value for key, value in arm.server.items() if key != "engine"}
     if "server_args" in server:
         args, env = drafter_extras(arm)

@@ -89,6 +89,14 @@ def rows(summary: Summary) -> list[Row]:
     add("Acceptance", "acceptance rate", lambda _, p: percent(p.acceptance.rate if p.acceptance else None))
     add("Acceptance", "block size", lambda arm, _: number(arm.block_size))
     add("Output", f"tokens identical to {base}", identical(summary), True, "identical")
+    add("Output", "tasks solved", tasks_solved, brief="solved")
+    add("Output", "  malformed JSON", malformed)
+    add(
+        "Output", "  seconds per solved task", lambda _, p: number(p.solved.seconds_per_solved if p.solved else None, 2)
+    )
+    add(
+        "Output", "  joules per solved task", lambda _, p: number(p.solved.energy_per_solved_j if p.solved else None, 1)
+    )
     add("Output", "output tokens min/median/max", lambda _, p: spread(p.metrics.output_lengths))
     add("Output", "cut at the token limit", lambda _, p: cut(p))
     add("Output", "requests that failed", lambda _, p: counts(p.metrics.failed))
@@ -332,6 +340,20 @@ def cut(point: Point) -> str:
     reasons = point.metrics.finish_reasons
     odd = counts({name: count for name, count in reasons.items() if name not in ("stop", "length")})
     return f"{reasons.get('length', 0)}/{point.metrics.requests}" + ("" if odd == ABSENT else f", {odd}")
+
+
+def tasks_solved(_: Arm, point: Point) -> str:
+    return f"{point.solved.solved}/{point.solved.checked}" if point.solved else ABSENT
+
+
+def per_solved(figure: str, digits: int) -> Cell:
+    return lambda _, point: number(getattr(point.solved, figure, None), digits)
+
+
+def malformed(_: Arm, point: Point) -> str:
+    """Of the answers that are to be JSON."""
+    found = point.solved
+    return f"{found.count('malformed')}/{found.json_checked}" if found and found.json_checked else ABSENT
 
 
 def counts(value: dict[str, int]) -> str:

@@ -1,5 +1,6 @@
 """Typed models of the resolved configuration. Unknown keys and wrong types are refused; nothing here changes later."""
 
+from orchestrator.schema.check import Check, Contains, Json, Number, Regex
 from orchestrator.schema.experiment import ARM_GROUPS, ARM_KEYS, ArmConfig, Experiment
 from orchestrator.schema.place import (
     AttachRunner,
@@ -20,20 +21,25 @@ __all__ = [
     "ArmConfig",
     "AttachRunner",
     "Attention",
+    "Check",
     "Checkpoint",
+    "Contains",
     "DockerRunner",
     "Drafter",
     "EmbeddedRunner",
     "Experiment",
+    "Json",
     "Load",
     "LoadPoint",
     "LocalNode",
     "Message",
     "MlflowTracking",
     "NoTracking",
+    "Number",
     "Plugin",
     "ProcessRunner",
     "Prompt",
+    "Regex",
     "SshNode",
     "Suite",
     "Target",

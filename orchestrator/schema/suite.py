@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from orchestrator.schema.base import Model, Name, Seed
+from orchestrator.schema.check import Check
 
 FEW_PROMPTS = 6
 """Below this many prompts an interval rests on so few differences that it is often narrow by luck: nothing is decided
@@ -22,6 +23,8 @@ class Prompt(Model):
     id: Name
     category: Name
     messages: Annotated[tuple[Message, ...], Field(strict=False, min_length=1)]
+    check: Check | None = None
+    """When its answer counts as right; None where nothing is checked."""
 
     @field_validator("messages")
     @classmethod
@@ -72,6 +75,12 @@ class Suite(Model):
         if twice:
             raise ValueError(f"prompt ids occur twice: {', '.join(twice)}")
         return prompts
+
+    @property
+    def sent(self) -> dict[str, Any]:
+        """What can change an answer: all but names, and the checks, which only judge what was answered."""
+        content = self.model_dump(mode="json", exclude={"name", "description", "prompts"})
+        return {**content, "prompts": [prompt.model_dump(mode="json", exclude={"check"}) for prompt in self.prompts]}
 
     def token_limit(self, target: str) -> int:
         """Most tokens a request to this target may generate."""

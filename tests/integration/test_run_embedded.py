@@ -103,6 +103,14 @@ def test_the_output_is_that_of_the_plain_arm_and_the_counters_those_of_the_strea
     assert ngram.point.acceptance.tau == result.tau >= 1
 
 
+def test_the_answers_are_judged_as_recorded_and_alike_in_both_arms(first: First) -> None:
+    done, _, summary = first
+    plain, ngram = (arm.point.solved if arm.point else None for arm in summary.arms)
+    assert plain is not None and ngram is not None and plain.answers == ngram.answers
+    assert [answer.prompt_id for answer in plain.answers] == ["smoke-colors"] and plain.seconds > 0
+    assert "tasks solved" in done.stdout and "solved_differs" not in {finding.code for finding in summary.findings}
+
+
 def test_the_server_s_own_totals_are_those_of_the_requests(first: First) -> None:
     _, _, summary = first
     for arm in summary.arms:

@@ -58,6 +58,7 @@ def test_what_can_change_a_result_changes_every_key_of_the_comparison(change: Ch
     "change",
     [
         lambda d: d["suite"].update(description="told otherwise"),
+        lambda d: d["suite"]["prompts"][0].update(check={"kind": "number", "value": 3.0}),
         lambda d: d["suite"]["max_new_tokens"].update(qwen3_8_27b=8),  # another target's limit
         lambda d: d["target"].update(mem_fraction_static=0.5),  # the embedded engine has no such setting
         lambda d: d["target"].update(plain_tok_s=99.0),
