@@ -128,6 +128,8 @@ too, unless it was SIGKILL, with which SGLang ends itself after an error."""
 _SIGKILL, _SIGTERM = 9, 15
 _NO_PROGRAM = (126, 127)
 """Not executable, not found."""
+_PODMAN_INIT = re.compile(r"^ERROR \(catatonit:\d+\): failed to exec", re.MULTILINE)
+"""Which ends with 1 then."""
 
 
 def of_engine(problem: Exception, about: str) -> ServerFailure:
@@ -175,10 +177,9 @@ def ended(state: Mapping[str, Any], software: ServerFailure, log: Path) -> Serve
         return ServerFailure(told.cause, str(told), log, software.served, software.detail)
     if software.cause not in _VAGUE and (software.cause != "died" or code == -_SIGKILL):
         return software
-    if code in _NO_PROGRAM:  # by the container's first process, so that the engine itself had nothing to object
-        return failure(
-            "command", "the image cannot run the server's program: is it the image of runner.engine? It ended"
-        )
+    # Said by the container's first process, so that the engine itself had nothing to object.
+    if code in _NO_PROGRAM or _PODMAN_INIT.search(software.detail):
+        return failure("command", "the image cannot run its program; is it the image of this engine (runner.engine)?")
     if code == -_SIGKILL:
         return failure(
             "killed", "its container was killed (137): by someone, or by the kernel when the node ran short of memory"

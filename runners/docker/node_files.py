@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from runners.base import ServerFailure
@@ -35,6 +35,13 @@ def make_folders(connection: Connection, folders: Sequence[str]) -> None:
             Path(folder).mkdir(parents=True, exist_ok=True)
         except OSError as problem:
             raise ServerFailure("mount_missing", f"{folder} cannot be made: {problem.strerror}") from problem
+
+
+def refuse_missing(paths: Iterable[str]) -> None:
+    """Raises ServerFailure for what is not on this machine."""
+    for path in paths:
+        if not Path(path).exists():
+            raise ServerFailure("mount_missing", f"the node has no {path}: a folder that is mounted has to be there")
 
 
 def _on_node(connection: Connection, words: Sequence[str], path: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -18,7 +17,7 @@ from orchestrator.planning.gpu_choice import position
 from orchestrator.planning.identity import content_hash
 from runners.base import Prepare, ServerFailure, ServerHandle, Software
 from runners.docker import container as containers
-from runners.docker import failures, images, inside, node_facts, node_files, owner, telemetry
+from runners.docker import failures, images, inside, node_facts, owner, places, telemetry
 from runners.docker.ask import ImageAsker
 from runners.docker.connect import Connection, connect
 from runners.docker.gpu_lock import NodeLock
@@ -33,7 +32,6 @@ _LOOK_S = 5.0
 _AGAIN_S = 2.0
 _LISTEN = "0.0.0.0"
 """Inside the container, whose network is its own: what the node publishes is on its loopback."""
-_TOKEN = "HF_TOKEN"
 
 
 class DockerRunner:
@@ -86,7 +84,7 @@ class DockerRunner:
         self._reaper = Reaper(self._node, f"{owner.LEASE}={lease}")
         try:
             sweep(connection.client)
-            engine = _engine(connection)
+            engine = places.engine_of(connection)
         except Exception as problem:
             raise failures.of_engine(problem, "the container engine") from problem
         pull: images.Pull = "never" if self._options["pull"] == "never" else "missing"  # always: once, before the plan
@@ -94,10 +92,12 @@ class DockerRunner:
         machine = node_facts.read(connection, image, bool(containers.gpu_ids(config)))
         labels = owner.labels(lease, arm=self._arm, directory=str(directory.absolute()), server=content_hash(config))
         local, self._software = self._prepare(_for_machine(config, machine), on_status)
-        place = self._place(local, connection, engine)
+        place = places.make(local, self._options, connection, engine)
         self._lock = NodeLock(connection.client, image, labels)
         self._lock.take(identifiers(place.gpus, machine.gpus), connection.address)
-        ask = ImageAsker(connection.client, image, digest, place.gpus, _further(config, connection), labels)
+        ask = ImageAsker(
+            connection.client, image, digest, place.gpus, places.further_mounts(config, connection), labels
+        )
         on_status("starting the server: asking its image for its version")
         launch = self._software.launch(_LISTEN, containers.PORT, ask)
         command = mask_command(containers.command_line(place, launch))
@@ -122,39 +122,6 @@ class DockerRunner:
         known = {"image": image, "image_digest": digest, "container_engine": engine, **_gpus(place, machine)}
         sampler, pids = self._watched(bool(place.gpus))
         return ServerHandle(url, log, command, {**identity, **known}, tokenizer, pids, sampler)
-
-    def _place(self, config: dict[str, Any], connection: Connection, engine: str) -> containers.Place:
-        """Where and with what the container runs; the folders that it writes are made."""
-        runner, gpus = config["runner"], containers.gpu_ids(config)
-        if gpus and engine.startswith("Podman"):
-            raise ServerFailure(
-                "gpu_runtime", "podman ignores the GPUs that are asked of it through Docker's API: use Docker's engine"
-            )
-        embedded = config["engine"] == "embedded"
-        caches: tuple[str, ...] = ()
-        env: dict[str, str] = {}
-        if not embedded:  # which has neither cache
-            hf_cache = node_files.absolute(connection, self._options["hf_cache"])
-            kernel_cache = node_files.absolute(connection, self._options["kernel_cache"])
-            caches = (hf_cache, kernel_cache)
-            node_files.make_folders(connection, caches)
-            env = containers.cache_env(hf_cache, kernel_cache, self._options["offline"])
-            if not self._options["offline"] and (token := os.environ.get(_TOKEN)):
-                env[_TOKEN] = token
-        return containers.Place(
-            image=runner["image"],
-            gpus=gpus,
-            read_only={**containers.model_mounts(config), **_further(config, connection)},
-            caches=caches,
-            env=env,
-            # The engine of this project only reads, and what a user may read here is then what it may read.
-            user=f"{os.getuid()}:{os.getgid()}" if embedded and not connection.remote else None,
-            ipc_host=runner["ipc_host"],
-            shm_size=runner["shm_size"],
-            ulimits=runner["ulimits"],
-            port=self._options["port"],
-            publish_on=connection.publish_on,
-        )
 
     def _run(self, place: containers.Place, arguments: dict[str, Any], log: Path) -> str:
         """Create, then start: the URL of the server."""
@@ -181,12 +148,13 @@ class DockerRunner:
             state = _state(self._connection, self._container.id)
         except Exception as problem:
             try:
-                self._connection.check(_AGAIN_S)  # which may know why
-                failure = failures.of_engine(problem, "the container engine")
-            except ServerFailure as told:
-                failure = told
-            failure.log, failure.served, failure.detail = log, served, tail(log)
-            return failure
+                self._connection.check(_AGAIN_S)  # which may know why, or open a connection that was cut anew
+                state = _state(self._connection, self._container.id)
+            except Exception as again:
+                known = again if isinstance(again, ServerFailure) else None
+                failure = known or failures.of_engine(problem, "the container engine")
+                failure.log, failure.served, failure.detail = log, served, tail(log)
+                return failure
         if state is None:
             return failures.removed(log, served, tail(log))
         if state["Running"]:
@@ -283,11 +251,6 @@ def _for_machine(config: dict[str, Any], machine: hardware.Machine) -> dict[str,
     return {**config, "runner": {**config["runner"], "threads": machine.cpu.cores}}
 
 
-def _further(config: Mapping[str, Any], connection: Connection) -> dict[str, str]:
-    """What ``runner.mounts`` asks for."""
-    return {node_files.absolute(connection, path): seen for path, seen in config["runner"]["mounts"].items()}
-
-
 def _state(connection: Connection, container: str) -> dict[str, Any] | None:
     """``State`` of its inspection, None where it is not there any more. Not by ``reload``: this is asked often, and an
     engine that hangs has to be told from one that takes its time to make a container."""
@@ -297,10 +260,3 @@ def _state(connection: Connection, container: str) -> dict[str, Any] | None:
         return None
     answer.raise_for_status()
     return dict(answer.json()["State"])
-
-
-def _engine(connection: Connection) -> str:
-    """Name and version."""
-    version = connection.client.version()
-    names = [component.get("Name", "") for component in version.get("Components") or ()]
-    return f"{'Podman' if 'Podman Engine' in names else 'Docker'} {version['Version']}"

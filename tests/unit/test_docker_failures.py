@@ -69,6 +69,11 @@ def test_an_exit_code_above_128_is_a_signal(code: int, expected: int) -> None:
     assert failures.code_of(state(ExitCode=code)) == expected
 
 
+def test_podman_s_first_process_ends_with_1_for_a_program_that_is_not_there() -> None:
+    log = ServerFailure("died", "", LOG, False, "ERROR (catatonit:6): failed to exec pid1: No such file or directory")
+    assert failures.ended(state(ExitCode=1), log, LOG).cause == "command"
+
+
 def test_a_removed_container_is_told_from_one_that_ended() -> None:
     failure = failures.removed(LOG, True, "its last lines")
     assert failure.cause == "container_gone" and failure.served and failure.detail == "its last lines"
