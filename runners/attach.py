@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from orchestrator.config.masking import mask
 from runners.base import ServerFailure, ServerHandle
 from runners.hugging_face import resolving
 from runners.starting import answers, get_json
@@ -44,7 +45,7 @@ class AttachRunner:
             raise ServerFailure("identity", told, log)
         tokenizer = _tokenizer(config, identity)
         pids = _listeners(urlsplit(self._url).port or 80) if self._here else []
-        return ServerHandle(self._url, log, ["attach", self._url], identity, tokenizer, tuple(pids))
+        return ServerHandle(self._url, log, ["attach", self._url], mask(identity), tokenizer, tuple(pids))
 
     def stop(self, handle: ServerHandle) -> None:
         """It is not ours."""

@@ -7,18 +7,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from orchestrator.config.masking import mask
 from orchestrator.config.names import ConfigError
 from runners.base import Ask, Launch, ServerFailure
 from runners.sglang import failures, flags, identity, ready, rules
 from runners.sglang.config import ServerConfig
 from runners.sglang.help_check import parse_help, problems
-from runners.sglang.version import Version, parse
+from runners.sglang.installed import Installed
 from runners.starting import get_json, tail
 
 PYTHON = ("python3",)
 """Of SGLang's images."""
-_VERSION = "import importlib.metadata as packages; print(packages.version('sglang'))"
-_HELP = "--help"
 
 
 class SglangSoftware:
@@ -42,13 +41,14 @@ class SglangSoftware:
         """Raises ServerFailure (``argument``, ``setting``) for what the SGLang that is there would refuse, if only
         minutes later."""
         self._port = port
-        version = _version(ask([*self._python, "-c", _VERSION]))
+        installed = Installed(ask, self._python)
+        version = installed.version
         try:
             made = flags.launch(self._config, version, host, port, self._name)
         except ConfigError as error:
             raise ServerFailure("argument", str(error)) from error
         words = made.words(self._command)
-        known = parse_help(ask([*self._command, _HELP]))
+        known = parse_help(installed.help(self._command))
         if refused := problems(words[len(self._command) :], known):
             raise ServerFailure("argument", f"SGLang {version} would refuse its command line: {'; '.join(refused)}")
         if broken := rules.violations(self._config, version, 0.0, None, None):
@@ -67,7 +67,7 @@ class SglangSoftware:
 
     def identify(self, url: str, pids: Sequence[int] | None) -> dict[str, Any]:
         """`/server_info`, and as ``server_log`` what only its log tells: memory by use (GiB), token capacity, the
-        drafter's architecture, remarks."""
+        drafter's architecture, remarks. Keys to its API are masked."""
         try:
             info = get_json(f"{url}/server_info")
         except (OSError, ValueError) as problem:
@@ -84,17 +84,11 @@ class SglangSoftware:
             "draft_architecture": found.draft_architecture,
             "remarks": list(found.remarks),
         }
-        return {**info, "server_log": told}
+        target = self._config.target
+        return {"tokenizer_path": target.tokenizer_path or target.path, **mask(info), "server_log": told}
 
     def failure(self, code: int, log: Path, served: bool) -> ServerFailure:
         """From the log alone: SGLang's exit codes tell nothing."""
         found = failures.classify(log.read_text(errors="replace") if log.exists() else "")
         return ServerFailure(found.cause, str(found), log, served or found.served, tail(log))
 
-
-def _version(said: str) -> Version:
-    # Packages that are imported on the way may print lines of their own before.
-    version = parse(said.strip().splitlines()[-1]) if said.strip() else None
-    if version is None:
-        raise ServerFailure("argument", f"the version of SGLang cannot be told from {said.strip()[-200:]!r}")
-    return version
