@@ -13,7 +13,9 @@ from orchestrator.planning.identity import gather
 from orchestrator.planning.plan import make_plan
 from orchestrator.planning.plan_text import render
 from orchestrator.schema import Experiment
-from tests.unit.sglang_arms import PAIRS
+from runners.sglang.memory_estimate import Checkpoint, estimate, free_gib
+from tests.unit.sglang_arms import PAIRS, config
+from tests.unit.sglang_shapes import CONFIGS
 
 EXPERIMENTS = sorted(file.stem for file in (conf_dir() / "experiment").glob("*.yaml"))
 NO_VENDOR = (
@@ -123,3 +125,24 @@ def test_more_requests_than_state_slots_are_refused_with_how_many_it_takes() -> 
     assert set(missing) == {"plain", "dflash2", "dspark", "mtp", "ngram"}
     assert missing["plain"].endswith("not target.max_running_requests=8; nearest that runs: 40")
     assert preflight.missing_arms(load([*more, "target.server_args.max-mamba-cache-size=40"])) == {}
+
+
+EIGHT = ("target.max_running_requests=8", "target.server_args.max-mamba-cache-size=40")
+
+
+@pytest.mark.parametrize("drafter", [drafter for drafter, target in PAIRS if target == "qwen3_8_27b"])
+def test_the_large_target_has_room_in_every_arm_on_the_machine_of_the_published_figures(drafter: str) -> None:
+    """One H100 80 GB. The largest drafter's 3.85 GB are counted for each that has weights."""
+    target = Checkpoint(54_000_000_000, CONFIGS["Qwen/Qwen3.8-27B"])
+    weights = Checkpoint(3_850_000_000, CONFIGS["incoai/Qwen3.8-27B-DFlash2"])
+    draft = None if drafter in ("none", "mtp", "ngram") else weights
+
+    def room(gpu: str, *overrides: str) -> int:
+        found = estimate(config(*overrides, drafter=drafter), target, draft, free_gib(gpu) or 0.0)
+        assert found is not None
+        return found.tokens
+
+    assert room("NVIDIA H100 80GB HBM3") > 2 * 16384, "tokens for more than two requests of the whole context"
+    assert room("NVIDIA H200", *EIGHT) > 8 * 16384
+    if drafter in ("dflash2", "dspark"):
+        assert room("NVIDIA H100 80GB HBM3", *EIGHT) < 0, "why four is what is shipped"
