@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from functools import partial
 from itertools import chain, cycle, islice, zip_longest
 from pathlib import Path
@@ -33,6 +33,7 @@ from runners.base import Runner, ServerFailure, ServerHandle
 
 _FLUSH_WAIT_S = 5.0
 _DEATH_WAIT_S = 2.0
+_OF_ONE_CARD = ("asked", "index", "uuid")
 
 
 def measure(
@@ -50,62 +51,83 @@ def measure(
         interrupt.check()
         display.status(f"{arm.name}: {text}")
 
-    with closing(file):
+    with closing(file), ExitStack() as stack:
+        gpus = sampled_gpus(arm)
+        early = None
+        if arm.node.kind == "local" and arm.runner.kind != "attach":  # what the GPUs held before the server came
+            early = stack.enter_context(Sampler(beside(file.path), gpus))
         on_status("starting the server")
         handle = runner.start(session.server, directory, on_status)
         try:
             ready_s = time.perf_counter() - clock
             display.note(f"{arm.name}: server ready after {ready_s:.1f} s (start {session.index + 1}, {handle.url})")
-            with Sampler(beside(file.path), sampled_gpus(arm), handle.sampler or COMMAND) as sampler:
-                sampler.watch(handle.pids)
+            sampler = stack.enter_context(_sampler(early, beside(file.path), gpus, handle))
+            sampler.synchronize()
+            # The bandwidth of a processor is measured, so of this machine's only.
+            unknown = bool(handle.sampler) and handle.identity.get("device") == "cpu"
+            plain = not arm.drafter.speculates
+            ceiling = baseline.find(handle.identity, sampler.gpus) if plain and not unknown else None
+            texts = _texts(arm, handle)
+            for trial in todo:
+                repeat = f"repeat {trial.repeat + 1} of {arm.suite.repeats}"
+                place = f"{arm.name} · {repeat} · {trial.load.shown}"
+                records: list[RequestRecord] = []
+
+                def keep(record: RequestRecord, into: list[RequestRecord] = records) -> None:
+                    file.append(record)
+                    into.append(record)
+                    display.advance()
+                    if record.outcome not in ("ok", "cancelled") and (failure := runner.failure(handle)):
+                        raise failure
+
                 sampler.synchronize()
-                # The bandwidth of a processor is measured, so of this machine's only.
-                unknown = bool(handle.sampler) and handle.identity.get("device") == "cpu"
-                plain = not arm.drafter.speculates
-                ceiling = baseline.find(handle.identity, sampler.gpus) if plain and not unknown else None
-                texts = _texts(arm, handle)
-                for trial in todo:
-                    repeat = f"repeat {trial.repeat + 1} of {arm.suite.repeats}"
-                    place = f"{arm.name} · {repeat} · {trial.load.shown}"
-                    records: list[RequestRecord] = []
-
-                    def keep(record: RequestRecord, into: list[RequestRecord] = records) -> None:
-                        file.append(record)
-                        into.append(record)
-                        display.advance()
-                        if record.outcome not in ("ok", "cancelled") and (failure := runner.failure(handle)):
-                            raise failure
-
-                    sampler.synchronize()
-                    try:
-                        totals, client = interrupt.run(
-                            _trial(handle, trial, arm, texts, keep, partial(_status, display, place))
-                        )
-                    except ServerFailure:
-                        _raise_if_dead(runner, handle)  # then that is the reason, not what failed because of it
-                        raise
-                    sampler.synchronize()
-                    measured = [record for record in records if record.phase == "measure"]
-                    well = all(record.outcome == "ok" for record in measured)
-                    if not well:
-                        _raise_if_dead(runner, handle)
-                    facts = ServerFacts(
-                        session_index=session.index,
-                        arm=arm.name,
-                        command=handle.command,
-                        identity=handle.identity,
-                        started=started,
-                        ready_s=ready_s,
-                        peak_memory_bytes=runner.peak_memory_bytes(handle),
-                        totals=totals,
-                        ceiling=ceiling,
-                        client=client,
+                try:
+                    totals, client = interrupt.run(
+                        _trial(handle, trial, arm, texts, keep, partial(_status, display, place))
                     )
-                    store.finish(trial.key, file, len(measured), facts, reusable=well, telemetry=sampler.path)
-                    display.note(trial_line(place, measured))
+                except ServerFailure:
+                    _raise_if_dead(runner, handle)  # then that is the reason, not what failed because of it
+                    raise
+                sampler.synchronize()
+                measured = [record for record in records if record.phase == "measure"]
+                well = all(record.outcome == "ok" for record in measured)
+                if not well:
+                    _raise_if_dead(runner, handle)
+                facts = ServerFacts(
+                    session_index=session.index,
+                    arm=arm.name,
+                    command=handle.command,
+                    identity={**handle.identity, **_gpu_setup(sampler.gpus)},
+                    started=started,
+                    ready_s=ready_s,
+                    peak_memory_bytes=runner.peak_memory_bytes(handle),
+                    totals=totals,
+                    ceiling=ceiling,
+                    client=client,
+                )
+                store.finish(trial.key, file, len(measured), facts, reusable=well, telemetry=sampler.path)
+                display.note(trial_line(place, measured))
         finally:
             display.status(f"{arm.name}: stopping the server")
             runner.stop(handle)
+
+
+def _gpu_setup(gpus: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    """How the server's GPUs are set up (ECC, MIG, power limit, highest clocks, NUMA, links), compared across arms as all
+    that is known of a server; which cards of one kind they are is not."""
+    setup = [{name: value for name, value in gpu.items() if name not in _OF_ONE_CARD} for gpu in gpus]
+    return {"gpu_setup": setup} if setup else {}
+
+
+def _sampler(early: Sampler | None, path: Path, gpus: str, handle: ServerHandle) -> AbstractContextManager[Sampler]:
+    """The sampler that watches the server: the one that runs already, unless the server is somewhere else."""
+    if early is not None and not handle.sampler:
+        early.watch(handle.pids)
+        return nullcontext(early)
+    if early is not None:  # the engine that answers here is another machine's
+        early.close()
+        path.unlink()
+    return Sampler(path, gpus, handle.sampler or COMMAND, handle.pids)
 
 
 def probe(

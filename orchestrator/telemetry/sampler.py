@@ -43,10 +43,11 @@ def sampled_gpus(arm: ArmConfig) -> str:
 class Sampler:
     """A running sampler that appends its lines to a new file; a context manager, and closed it is gone.
 
-    ``gpus``: ``none``, or indices and UUIDs with commas between them.
+    ``gpus``: ``none``, or indices and UUIDs with commas between them. ``pids``: process trees to watch from the first
+    sample on; without any, the samples up to `watch` tell what was there before the server.
     """
 
-    def __init__(self, path: Path, gpus: str, command: Sequence[str] = COMMAND) -> None:
+    def __init__(self, path: Path, gpus: str, command: Sequence[str] = COMMAND, pids: Iterable[int] = ()) -> None:
         self.path = path
         self.gpus: list[dict[str, Any]] = []
         """What does not change, by GPU (name, memory, ...), once the sampler has said it."""
@@ -57,10 +58,10 @@ class Sampler:
         self._count = 0
         self._process: subprocess.Popen[bytes] | None = None
         # On another machine, or in a container, its number would be another process's.
-        client = ("--client", str(os.getpid())) if tuple(command) == COMMAND else ()
+        client = ("--client", str(os.getpid())) if tuple(command[: len(COMMAND)]) == COMMAND else ()
         try:
             self._process = subprocess.Popen(
-                [*command, "--gpus", gpus, *client],
+                [*command, "--gpus", gpus, *client, *(word for pid in pids for word in ("--pid", str(pid)))],
                 stdin=subprocess.PIPE,
                 # Straight into the file: lines that passed through here would take this process' time while it
                 # stamps the answers of a server.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+_MOST_LINKS = 18
 _NO_BYTES = 2**64 - 1
 """NVML's "not available" for the memory of a process."""
 
@@ -64,6 +65,7 @@ class Gpu:
             "sm_max_mhz": self._get("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM),
             "memory_max_mhz": self._get("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_MEM),
             "memory_bus_bits": self._get("nvmlDeviceGetMemoryBusWidth"),
+            **self._setup(),
         }
 
     def read(self) -> dict[str, Any]:
@@ -84,6 +86,26 @@ class Gpu:
             "temperature_c": self._get("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
             "reasons": reasons,
         }
+
+    def _setup(self) -> dict[str, Any]:
+        """How the card is set up: what makes two cards of one name differ."""
+        ecc, mig = self._get("nvmlDeviceGetEccMode"), self._get("nvmlDeviceGetMigMode")
+        return {
+            "ecc": _try(lambda: bool(ecc[0])),
+            "mig": _try(lambda: bool(mig[0])),
+            "persistence": _try(lambda: bool(self._get("nvmlDeviceGetPersistenceMode"))),
+            "power_limit_default_w": _scaled(self._get("nvmlDeviceGetPowerManagementDefaultLimit"), 1e-3),
+            "numa_node": self._get("nvmlDeviceGetNumaNodeId"),
+            "pcie_generation": self._get("nvmlDeviceGetCurrPcieLinkGeneration"),
+            "pcie_width": self._get("nvmlDeviceGetCurrPcieLinkWidth"),
+            "nvlinks": self._nvlinks(),
+        }
+
+    def _nvlinks(self) -> int | None:
+        """NVLinks that are up; None where the card has none."""
+        states = [self._get("nvmlDeviceGetNvLinkState", link) for link in range(_MOST_LINKS)]
+        known = [state for state in states if state is not None]
+        return sum(map(bool, known)) if known else None
 
     def _get(self, function: str, *arguments: Any) -> Any:
         return _try(lambda: getattr(self._nvml, function)(self._handle, *arguments))

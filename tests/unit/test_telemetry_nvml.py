@@ -32,7 +32,8 @@ def test_a_gpu_is_described_and_read_in_plain_units(nvml: ModuleType, monkeypatc
         {
             "asked": "0", "index": 0, "uuid": "GPU-0", "name": "NVIDIA H200", "memory_bytes": 143_771 * 2**20,
             "power_limit_w": 700.0, "power_is": "instant", "sm_max_mhz": 1980, "memory_max_mhz": 3201,
-            "memory_bus_bits": 6144,
+            "memory_bus_bits": 6144, "ecc": True, "mig": False, "persistence": True, "power_limit_default_w": 700.0,
+            "numa_node": 1, "pcie_generation": 5, "pcie_width": 16, "nvlinks": 4,
         }
     ]  # fmt: skip
     (first,), (second,) = gpus.read(), gpus.read()
