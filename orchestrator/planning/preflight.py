@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -45,7 +47,7 @@ def check_machine(experiment: Experiment) -> None:
     written: at run, not at plan."""
     check_folders(experiment)
     for arm in experiment.configs.values():
-        _check_runner(arm.runner)
+        _check_runner(arm.runner, arm.server.get("env", {}))
         if arm.node.kind == "local" and arm.runner.kind != "attach":
             gpu_choice.check(arm, hardware.gpus())
     from runners.docker import before
@@ -53,11 +55,12 @@ def check_machine(experiment: Experiment) -> None:
     before.refuse(experiment.configs.values())
 
 
-def _check_runner(runner: Runner) -> None:
-    if isinstance(runner, ProcessRunner) and shutil.which(runner.command[0]) is None:
+def _check_runner(runner: Runner, env: Mapping[str, str]) -> None:
+    """``env``: variables that the arm's server gets beside those of this process."""
+    if isinstance(runner, ProcessRunner) and (why := _without_sglang(runner.command, env)) is not None:
         raise ConfigError(
             f"runner.command={list(runner.command)}",
-            f"there is no program {runner.command[0]} on this machine",
+            why,
             hint="install SGLang here, or give the command of the environment that has it: "
             "runner.command=[/path/to/python,-m,sglang.launch_server]",
         )
@@ -72,6 +75,20 @@ def _check_runner(runner: Runner) -> None:
 
         if not attach.reachable(runner.url):
             raise ConfigError(f"runner.url={runner.url}", "no server answers there", hint="start it first")
+
+
+def _without_sglang(command: Sequence[str], env: Mapping[str, str]) -> str | None:
+    """Why a command cannot serve with SGLang; None where it can."""
+    if shutil.which(command[0]) is None:
+        return f"there is no program {command[0]} on this machine"
+    from runners.choose import interpreter
+
+    words = [*interpreter(command), "-c", "import importlib.metadata as packages; packages.version('sglang')"]
+    try:
+        done = subprocess.run(words, capture_output=True, env={**os.environ, **env}, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        return f"its interpreter cannot be run: {problem}"
+    return f"its interpreter {words[0]} has no package sglang" if done.returncode else None
 
 
 def check_folders(experiment: Experiment) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,18 @@ def test_an_sglang_that_is_not_there_is_told_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match=r"(?s)there is no program no-sglang .*runner.command="):
         preflight.check_machine(experiment(arm("plain", runner=process)))
     preflight.check_machine(experiment(arm("plain")))
+
+
+def test_an_interpreter_without_sglang_is_told_before_anything_starts(tmp_path: Path) -> None:
+    command = (sys.executable, "-m", "sglang.launch_server")
+    process = ProcessRunner(kind="process", command=command, port=None, ready_timeout_s=1.0, start_s=1.0)
+    with pytest.raises(ConfigError, match=rf"(?s)its interpreter {sys.executable} has no package sglang.*install"):
+        preflight.check_machine(experiment(arm("plain", runner=process)))
+    script = tmp_path / "sglang"
+    script.write_text("#!/no/such/python\n")
+    script.chmod(0o755)
+    with pytest.raises(ConfigError, match=r"its interpreter cannot be run: .*/no/such/python"):
+        preflight.check_machine(experiment(arm("plain", runner=process.model_copy(update={"command": (str(script),)}))))
 
 
 def test_a_server_that_does_not_answer_is_told_before_anything_starts() -> None:
