@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.analysis.results import read_summary
 from orchestrator.measuring import store
-from tests.command_process import COMMAND, ENVIRONMENT
+from tests.command_process import COMMAND, ENVIRONMENT, eventually
 from tests.engine_process import Engine, running
 
 FLAGS = ("--context-length", "2048")
@@ -28,14 +28,18 @@ def engines(tmp_path_factory: pytest.TempPathFactory, target_folder: Path) -> It
         yield plain, ngram
 
 
-def attached(place: Path, plain: str, ngram: str, *overrides: str) -> subprocess.CompletedProcess[str]:
+def command(plain: str, ngram: str, *overrides: str) -> list[str]:
     runner = '"runner=attach","runner.engine=embedded","runner.threads=1"'
     arms = [
         f'arms.plain=["drafter=none",{runner},"runner.url={plain}"]',
         f'arms.ngram=["drafter=ngram","drafter.block_size=8",{runner},"runner.url={ngram}"]',
     ]
+    return [*COMMAND[:-1], "preset=embedded", "varies=[drafter,runner]", *arms, *overrides]
+
+
+def attached(place: Path, plain: str, ngram: str, *overrides: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND[:-1], "preset=embedded", "varies=[drafter,runner]", *arms, *overrides],
+        command(plain, ngram, *overrides),
         cwd=place, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 
@@ -68,3 +72,24 @@ def test_where_nothing_answers_nothing_is_begun(tmp_path: Path, engines: tuple[E
     done = attached(tmp_path, plain.url, "http://127.0.0.1:9")
     assert done.returncode == 2 and "runner.url=http://127.0.0.1:9: no server answers there" in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_server_that_stops_answering_fails_its_arm_and_keeps_what_was_measured(
+    tmp_path: Path, engines: tuple[Engine, Engine], target_folder: Path
+) -> None:
+    _, ngram = engines
+    with (
+        running(target_folder, tmp_path / "plain.log", *FLAGS) as plain,
+        subprocess.Popen(
+            command(plain.url, ngram.url, "suite.max_new_tokens.default=64"),
+            cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        ) as run,
+    ):  # fmt: skip
+        records = lambda: [line for file in tmp_path.rglob("records.jsonl") for line in file.open()]  # noqa: E731
+        eventually(lambda: records() or run.poll() is not None)
+        assert run.poll() is None
+        plain.process.kill()
+        said, _ = run.communicate(timeout=300)
+    assert run.returncode == 1 and f"{plain.url} no longer answers" in said, said
+    assert records() and read_summary(next(tmp_path.rglob("summary.json"))).status == "failed"
+    assert ngram.process.poll() is None
