@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from orchestrator.schema.base import Model, Strings
 
@@ -51,11 +51,12 @@ class Json(Model):
     """What the value must hold: objects by key (others may be there), lists item by item, text whatever its case. A
     well-formed answer that holds something else is wrong. None: any value will do."""
 
-    @model_validator(mode="after")
-    def _is_json(self) -> Self:
-        if not _plain(self.holds):
-            raise ValueError("holds: must be what JSON can say (text, numbers, true, false, null, lists, objects)")
-        return self
+    @field_validator("holds")
+    @classmethod
+    def _is_json(cls, holds: Any) -> Any:
+        if not _plain(holds):
+            raise ValueError("must be what JSON can say (text, numbers, true, false, null, lists, objects)")
+        return holds
 
 
 class Number(Model):

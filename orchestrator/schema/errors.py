@@ -36,6 +36,8 @@ def _explain_one(fault: dict[str, Any], model: type[BaseModel], data: Mapping[st
         return _wrong_value(key, value, _quoted(context["expected"]))
     if kind == "union_tag_invalid":
         return _wrong_value(f"{key}.kind", context["tag"], _quoted(context["expected_tags"]))
+    if kind == "union_tag_not_found":
+        return ConfigError(f"{key}.kind", "is missing")
     if kind == "value_error":
         return ConfigError(key, str(context["error"]))
     if kind in ("too_short", "string_too_short"):  # nothing in the configuration needs more than one

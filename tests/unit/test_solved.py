@@ -18,6 +18,7 @@ from orchestrator.planning.plan import make_plan, unexpected_differences
 from orchestrator.projection import arm_metrics
 from orchestrator.report.table import rows
 from orchestrator.schema import Check, Suite
+from orchestrator.schema.errors import explain
 from tests import record_factory, synthetic
 from tests.traps import asked
 from tests.unit.test_plan import FACTS, experiment
@@ -89,6 +90,26 @@ def test_an_answer_is_judged(content: dict[str, Any], text: str, verdict: Verdic
 def test_a_check_that_cannot_be_meant_is_refused(content: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         check(**content)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ({"kind": "contains", "al": ["x"]}, ["check.all: is missing", "check.al: is not a key of the configuration"]),
+        ({"kind": "regex", "pattern": "("}, ["check.pattern: is not a regular expression: missing )"]),
+        ({"kind": "regx"}, ["check.kind: 'regx' is not allowed"]),
+        ({"all": ["x"]}, ["check.kind: is missing"]),
+        ({"kind": "json", "holds": float("nan")}, ["check.holds: must be what JSON can say"]),
+    ],
+)
+def test_a_fault_is_told_by_its_key(content: dict[str, Any], told: list[str]) -> None:
+    suite = yaml.safe_load((conf_dir() / "suite" / "smoke_2.yaml").read_text())
+    suite["prompts"][0]["check"] = content
+    with pytest.raises(ValidationError) as caught:
+        Suite.model_validate(suite)
+    found = [one.text() for one in explain(caught.value, Suite, suite)]
+    assert len(found) == len(told)
+    assert all(text.startswith(f"prompts.0.{start}") for text, start in zip(found, told, strict=True))
 
 
 def test_a_check_is_neither_sent_nor_part_of_what_is_measured() -> None:
