@@ -95,13 +95,15 @@ def _tokenizer(config: dict[str, Any], identity: dict[str, Any]) -> Path:
     for name in named:
         if (folder := Path(name).expanduser()).is_dir():
             return folder
-    for name in named:
+    why = ""
+    for name in dict.fromkeys(named):
         words = resolving([sys.executable], name, target["revision"])
         done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
         if done.returncode == 0:
             return Path(done.stdout.strip().splitlines()[-1])
+        why = next(iter(done.stderr.strip().splitlines()[-1:]), "")
     raise ServerFailure(
         "tokenizer",
-        f"the tokenizer of {', '.join(dict.fromkeys(named))} is not on this machine, and prompts are rendered here: "
-        "give target.tokenizer_path=<folder with tokenizer_config.json>",
+        f"the tokenizer of {', '.join(dict.fromkeys(named))} is not on this machine ({why}), and prompts are rendered "
+        "here: give target.tokenizer_path=<folder with tokenizer_config.json>",
     )
