@@ -162,7 +162,7 @@ class ProcessRunner:
         return _answer(tuple(words), tuple(sorted(self._environment.items())))
 
     def _end(self) -> None:
-        """SIGTERM, some seconds of grace, SIGKILL to the whole group."""
+        """SIGTERM, some seconds of grace, SIGKILL to the whole group and to what left it."""
         if self._process is None:
             return
         children = _children(self._process.pid)
@@ -174,7 +174,11 @@ class ProcessRunner:
         finally:
             _signal_group(process.pid, signal.SIGKILL)  # what the process itself left behind, too
             process.wait()
-            psutil.wait_procs(children, timeout=2)
+            _, elsewhere = psutil.wait_procs(children, timeout=2)
+            for child in elsewhere:  # in a session of its own, or hung in the kernel
+                with contextlib.suppress(psutil.Error):
+                    child.kill()
+            psutil.wait_procs(elsewhere, timeout=2)
             if self._guard is not None:
                 self._guard.close()
                 self._guard = None

@@ -162,12 +162,14 @@ def test_a_status_callback_that_raises_stops_the_start(start: Any) -> None:
     assert not psutil.Process().children(recursive=True)
 
 
-def test_a_server_that_ignores_sigterm_is_killed_with_its_children(start: Any) -> None:
+@pytest.mark.parametrize("own_session", [False, True])
+def test_a_server_that_ignores_sigterm_is_killed_with_its_children(start: Any, own_session: bool) -> None:
     runner, handle = start(
-        """
+        f"""
         import signal, subprocess
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        code = "import time; time.sleep(60)"
+        subprocess.Popen([sys.executable, "-c", code], start_new_session={own_session})
         serve()
         """
     )
