@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from orchestrator.analysis.acceptance import disagreement
 from orchestrator.analysis.results import Arm, Summary, read_summary
 from orchestrator.measuring import store
+from runners.attach import AttachRunner
 from runners.base import Launch, ServerFailure
 from runners.process import ProcessRunner
 from runners.sglang.software import SglangSoftware
@@ -160,21 +162,47 @@ def test_a_drafter_that_is_not_there_is_told_from_its_log(tmp_path: Path, target
     assert "/nowhere/draft" in f"{failure}\n{failure.detail}"
 
 
-def test_a_server_that_loses_its_scheduler_is_found_dead_with_nothing_left(tmp_path: Path, target_folder: Path) -> None:
+def test_a_port_that_another_server_has_is_told_from_its_log(tmp_path: Path, target_folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        more = ("--port", str(taken.getsockname()[1]))
+        failure = failed_start(target_folder, tmp_path, type("Taken", (Unchecked,), {"more": more}))
+    assert (failure.cause, failure.served) == ("port_in_use", False) and "runner.port=null" in str(failure)
+
+
+def test_a_server_is_attached_to_and_found_dead_with_nothing_left_when_its_scheduler_is(
+    tmp_path: Path, target_folder: Path
+) -> None:
     one, config = runner(target_folder, SglangSoftware)
     handle = one.start(config, tmp_path, lambda text: None)
     try:
+        (tmp_path / "attached").mkdir()
+        other = AttachRunner(handle.url, here=True)
+        found = other.start(config, tmp_path / "attached", lambda text: None)
+        assert found.identity["speculative_algorithm"] == "STANDALONE" and found.tokenizer == target_folder
+        assert set(found.pids) <= set(handle.pids) and found.pids
+        alone = {**config, "drafter": {**config["drafter"], "algorithm": None}}
+        with pytest.raises(ServerFailure, match="speculative_algorithm is STANDALONE, asked for was None"):
+            other.start(alone, tmp_path / "attached", lambda text: None)
+        other.stop(found)
+        assert other.failure(found) is None, "it is not ours to stop"
         (scheduler,) = [process for process in servers() if "scheduler" in " ".join(process.cmdline())]
         scheduler.send_signal(signal.SIGKILL)
         eventually(lambda: one.failure(handle) is not None, 60)
         failure = one.failure(handle)
         assert failure is not None and failure.served and failure.cause in ("killed", "died"), failure
+        gone = other.failure(found)
+        assert gone is not None and gone.cause == "unreachable"
     finally:
         one.stop(handle)
     assert servers() == []
 
 
-def test_ctrl_c_while_it_loads_leaves_no_process(tmp_path: Path, target_folder: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_run_that_ends_while_its_server_loads_leaves_no_process(
+    tmp_path: Path, target_folder: Path, how: signal.Signals
+) -> None:
     process = subprocess.Popen(
         command(target_folder), cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, start_new_session=True,
@@ -182,10 +210,14 @@ def test_ctrl_c_while_it_loads_leaves_no_process(tmp_path: Path, target_folder: 
     try:
         logs = lambda: list(tmp_path.glob("runs/*/*/sessions/00-plain/server.log"))  # noqa: E731
         eventually(lambda: process.poll() is not None or (logs() and "Load weight begin" in logs()[0].read_text()))
-        os.killpg(process.pid, signal.SIGINT)
+        assert len(servers()) > 1
+        os.killpg(process.pid, how)
         said, _ = process.communicate(timeout=60)
     finally:
         process.kill()
         process.wait()
-    assert process.returncode == 130 and "Stopped by" in said
+    if how == signal.SIGINT:
+        assert process.returncode == 130 and "Stopped by" in said
+    else:
+        eventually(lambda: servers() == [], 10)
     assert servers() == []
