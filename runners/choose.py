@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -16,6 +17,9 @@ from orchestrator.planning import hardware
 from orchestrator.schema import ArmConfig, AttachRunner, DockerRunner, EmbeddedRunner
 from runners.base import Prepare, Runner, Software
 from runners.gpu_lock import LockedRunner, identifiers
+
+_LONG_PATH = re.compile(r"""'''exec' ("[^"]+"|\S+) "\$0\"""")
+"""How installers enter an interpreter whose path is too long for a script's first line, which is then /bin/sh."""
 
 
 def make_runner(arm: ArmConfig) -> Runner:
@@ -90,8 +94,11 @@ def interpreter(command: Sequence[str]) -> tuple[str, ...]:
     if first is None or Path(first).name.startswith("python"):
         return (command[0],)
     with open(first, "rb") as script:
-        line = script.readline(256)
-    words = shlex.split(line[2:].decode(errors="replace")) if line.startswith(b"#!") else []
+        lines = script.read(4096).decode(errors="replace").splitlines()
+    if not lines or not lines[0].startswith("#!"):
+        return (sys.executable,)
+    longer = _LONG_PATH.match(lines[1]) if len(lines) > 1 else None
+    words = [longer[1].strip('"')] if longer else shlex.split(lines[0][2:])
     return tuple(words) or (sys.executable,)
 
 
