@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -20,9 +21,10 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 import yaml
+from tokenizers import Tokenizer
 
 from orchestrator.analysis import acceptance, metrics
 from orchestrator.load.loops import closed_loop
@@ -48,7 +50,8 @@ def prompts(count: int) -> list[str]:
     return [prompt["messages"][0]["content"] for prompt in suite["prompts"]][:count]
 
 
-def ours(url: str, model: Path, texts: list[str], tokens: int) -> Figures:
+def ours(url: str, model: Path, texts: list[str], tokens: int, kept: list[RequestRecord] | None = None) -> Figures:
+    """``kept`` gets the records."""
     template = ChatTemplate(model, None)
     requests = [
         Request(
@@ -60,6 +63,8 @@ def ours(url: str, model: Path, texts: list[str], tokens: int) -> Figures:
     ]  # fmt: skip
     records: list[RequestRecord] = []
     asyncio.run(closed_loop(url, requests, 1, Limits(300, 60), records.append))
+    if kept is not None:
+        kept += records
     found, drafts = metrics.compute(records), acceptance.pooled(records)
     return {
         "requests": found.requests, "output tokens": found.output_tokens, "TTFT mean, ms": _ms(found.ttft_s.mean),
@@ -106,22 +111,51 @@ def aiperf(command: str, url: str, model: Path, texts: list[str], tokens: int, f
     )  # fmt: skip
     found = json.loads((folder / "aiperf" / "profile_export_aiperf.json").read_text())
 
-    def mean(name: str) -> float | None:
+    def average(name: str) -> float | None:
         return found[name]["avg"] if name in found else None
 
     return {
-        "requests": mean("request_count"), "output tokens": mean("total_output_tokens") or mean("total_osl"),
-        "TTFT mean, ms": mean("time_to_first_token"), "TPOT mean, ms": mean("inter_token_latency"),
-        "ITL mean, ms": mean("inter_chunk_latency"), "output tok/s": mean("output_token_throughput"),
+        "requests": average("request_count"), "output tokens": average("total_output_tokens") or average("total_osl"),
+        "TTFT mean, ms": average("time_to_first_token"), "TPOT mean, ms": average("inter_token_latency"),
+        "ITL mean, ms": average("inter_chunk_latency"), "output tok/s": average("output_token_throughput"),
         "acceptance length": None,
     }  # fmt: skip
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, list[Figures]]:
+def definitions(records: list[RequestRecord], model: Path) -> str:
+    """Markdown: the requests of this client by every tool's definitions, hence without the noise between runs."""
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    again = [len(tokenizer.encode(one.text, add_special_tokens=False).ids) for one in records]
+    counted = [one.completion_tokens or 0 for one in records]
+    first = [one.chunks[0][1] for one in records]
+    decode = [one.chunks[-1][0] - one.chunks[0][0] for one in records]
+    whole = [(one.e2e_s or 0.0) - one.chunks[0][0] for one in records]
+    found = metrics.compute(records)
+    lines = {
+        "output tokens, counted by the server": sum(counted),
+        "output tokens, text tokenized again (aiperf)": sum(again),
+        "TPOT, ms: first to last chunk / tokens after the first chunk (this client)": _ms(found.tpot_s.mean),
+        "TPOT, ms: first chunk to last byte / (tokens - 1) (`bench_serving`)": _ms(
+            mean(spent / (tokens - 1) for spent, tokens in zip(whole, counted, strict=True) if tokens > 1)
+        ),
+        "the same by tokens of text tokenized again (aiperf's `inter_token_latency`)": _ms(
+            mean(spent / (n - one) for spent, n, one in zip(decode, again, first, strict=True) if n > one)
+        ),
+        "ITL, ms: gap / its tokens, over tokens (this client, `bench_serving`)": _ms(found.itl_s.mean),
+        "ITL, ms: gap between chunks (aiperf's `inter_chunk_latency`)": _ms(
+            mean(gap for one in records for gap, _ in metrics.inter_token_gaps(one))
+        ),
+    }
+    body = [f"| {name} | {_cell([value or 0])} |" for name, value in lines.items()]
+    return "\n".join(["| this client's requests by each tool's definition | |", "| --- | ---: |", *body])
+
+
+def measure(arguments: argparse.Namespace, kept: list[RequestRecord]) -> dict[str, list[Figures]]:
+    """``kept`` gets the records of this client."""
     model: Path = arguments.model
     texts = prompts(arguments.prompts)
     clients: dict[str, Callable[[str, Path], Figures]] = {
-        "this client": lambda url, folder: ours(url, model, texts, arguments.tokens)
+        "this client": lambda url, folder: ours(url, model, texts, arguments.tokens, kept)
     }
     if python := arguments.sglang:
         clients["bench_serving"] = lambda url, folder: bench_serving(
@@ -141,6 +175,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, list[Figures]]:
                     folder = Path(place) / f"{number}-{name.replace(' ', '-')}"
                     folder.mkdir()
                     found[name].append(clients[name](url, folder))
+                    print(f"round {number}, {name}: load average {os.getloadavg()[0]:.1f}", file=sys.stderr)
         finally:
             server.terminate()
             server.wait()
@@ -148,15 +183,20 @@ def measure(arguments: argparse.Namespace) -> dict[str, list[Figures]]:
 
 
 def table(found: dict[str, list[Figures]]) -> str:
-    """Markdown: medians over rounds."""
+    """Markdown: medians over rounds, and the least and the most where they differ."""
     rows = [["", *found], ["---", *("---:" for _ in found)]]
     for row in ROWS:
         cells = []
         for runs in found.values():
             values = [value for run in runs if (value := run[row]) is not None]
-            cells.append(f"{median(values):,.2f}" if values else "not reported")
+            cells.append(_cell(values) if values else "not reported")
         rows.append([row, *cells])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _cell(values: list[float]) -> str:
+    low, middle, high = (f"{value:,.2f}".removesuffix(".00") for value in (min(values), median(values), max(values)))
+    return middle if low == high else f"{middle} ({low} to {high})"
 
 
 def _serve(model: Path, folder: Path) -> tuple[subprocess.Popen[bytes], str]:
@@ -197,7 +237,8 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=2)
-    print(table(measure(parser.parse_args())))
+    arguments, kept = parser.parse_args(), list[RequestRecord]()
+    print(table(measure(arguments, kept)), definitions(kept, arguments.model), sep="\n\n")
 
 
 if __name__ == "__main__":
