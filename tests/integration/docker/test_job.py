@@ -51,7 +51,7 @@ def going(place: Path, engine: DockerEngine) -> Iterator[subprocess.Popen[str]]:
         start_new_session=True,
     )  # fmt: skip
     try:
-        eventually(lambda: serves(place, engine) or process.poll() is not None, 60)
+        eventually(lambda: serves(place) or process.poll() is not None, 120)
         assert process.poll() is None, process.communicate()[0]
         yield process
     finally:
@@ -59,9 +59,9 @@ def going(place: Path, engine: DockerEngine) -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
-def serves(place: Path, engine: DockerEngine) -> bool:
-    """Whether a record of telemetry is there, which begins when the server is ready."""
-    return any(file.stat().st_size > 2000 for file in place.glob("runs/*/*/sessions/*/telemetry*.jsonl"))
+def serves(place: Path) -> bool:
+    """Whether the first server is ready."""
+    return any("ready to roll" in log.read_text() for log in place.glob("runs/*/*/sessions/*/server.log"))
 
 
 def reaper(process: subprocess.Popen[str]) -> psutil.Process:
