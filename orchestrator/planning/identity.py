@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shlex
+import subprocess
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -17,11 +20,12 @@ from typing import Any
 from orchestrator.measuring.records import RECORD_SCHEMA
 from orchestrator.paths import local_path, package_root
 from orchestrator.planning import hardware
-from orchestrator.schema import ArmConfig, LoadPoint, Suite
+from orchestrator.schema import ArmConfig, LoadPoint, ProcessRunner, Suite
 
 KEY_LENGTH = 20
 _LOADED = frozenset({".safetensors", ".json", ".bin", ".gguf", ".model", ".txt", ".jinja"})
 _ENGINE_PACKAGES = ("torch", "llvmlite", "tokenizers")
+_SGLANG_PACKAGES = ("sglang", "torch", "triton", "flashinfer-python", "sglang-kernel", "sgl-kernel", "transformers")
 
 
 def content_hash(value: Any) -> str:
@@ -41,6 +45,8 @@ def arm_content(arm: ArmConfig, facts: Mapping[str, Any]) -> dict[str, Any]:
         if (weights := facts["weights"].get(server[part].get("path"))) is not None:
             server[part] = {**server[part], "path": weights}
     engine = facts["engine"][server["engine"]]
+    if server["runner"]["kind"] == "process":
+        engine = engine.get(shlex.join(server["runner"]["command"]))
     if server["runner"]["kind"] == "docker":
         # The engine is what the image holds, whatever its tag; an image that was never seen here is known by its tag.
         image = server["runner"]["image"]
@@ -89,11 +95,39 @@ def gather(
     paths = {path for arm in arms for path in (arm.server["target"]["path"], arm.server["drafter"].get("path")) if path}
     return {
         "hardware": _hardware(arms, machines or {}),
-        "engine": {"embedded": embedded_engine(), "sglang": {}},
+        "engine": {"embedded": embedded_engine(), "sglang": _installed(arms)},
         "images": dict(images),
         "weights": {path: digest for path in sorted(paths) if (digest := weights_hash(path)) is not None},
         "record_schema": RECORD_SCHEMA,
     }
+
+
+def _installed(arms: Iterable[ArmConfig]) -> dict[str, dict[str, str] | None]:
+    """Command of SGLang on this machine -> the packages that compute, by version; None where it cannot be asked."""
+    return {
+        shlex.join(arm.runner.command): installed_sglang(arm.runner.command, tuple(sorted(arm.server["env"].items())))
+        for arm in arms
+        if isinstance(arm.runner, ProcessRunner)
+    }
+
+
+@cache
+def installed_sglang(command: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> dict[str, str] | None:
+    """Versions of what an installed SGLang computes with; None where it cannot be asked. A source tree has one version
+    whatever is changed in it."""
+    from runners.choose import interpreter
+
+    script = (
+        "import importlib.metadata as packages, json, sys; "
+        "have = {one.metadata['Name'].lower(): one.version for one in packages.distributions()}; "
+        "print(json.dumps({name: have[name] for name in sys.argv[1:] if name in have}))"
+    )
+    words = [*interpreter(command), "-c", script, *_SGLANG_PACKAGES]
+    try:
+        done = subprocess.run(words, capture_output=True, env={**os.environ, **dict(env)}, timeout=60, check=True)
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+    except (OSError, subprocess.SubprocessError, IndexError, ValueError):
+        return None
 
 
 def _hardware(arms: Iterable[ArmConfig], machines: Mapping[str, hardware.Machine]) -> Any:

@@ -56,6 +56,7 @@ def test_two_servers_are_compared_and_left_running(tmp_path: Path, engines: tupl
     entries, _ = store.load(directory)
     assert {entry.server.identity["pid"] for entry in entries} == {plain.process.pid, ngram.process.pid}
     assert plain.process.poll() is None and ngram.process.poll() is None
+    assert not list((tmp_path / "runs/index").glob("*.json")), "a server may be another behind the same URL"
 
 
 def test_a_server_that_is_not_the_one_meant_is_refused_by_what_differs(

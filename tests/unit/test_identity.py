@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from orchestrator.planning import identity
 from orchestrator.planning.plan import make_plan
-from orchestrator.schema import ArmConfig, Experiment
+from orchestrator.schema import ArmConfig, Experiment, ProcessRunner
 from tests import plan_factory
 from tests.unit.test_plan import FACTS, experiment
 
@@ -133,6 +134,28 @@ def test_the_engine_is_known_by_its_sources_and_packages() -> None:
     engine = identity.embedded_engine()
     assert set(engine) == {"sources", "torch", "llvmlite", "tokenizers"}
     assert len(engine["sources"] or "") == identity.KEY_LENGTH
+
+
+def test_an_installed_sglang_is_known_by_the_packages_of_its_interpreter(tmp_path: Path) -> None:
+    folder = tmp_path / "site/sglang-0.5.23.dist-info"
+    folder.mkdir(parents=True)
+    runner = ProcessRunner(
+        kind="process", command=(sys.executable, "-m", "sglang"), port=None, ready_timeout_s=1.0, start_s=1.0
+    )
+    env = {"PYTHONPATH": str(tmp_path / "site")}
+    arm = plan_factory.arm("plain", plan_factory.suite(), plan_factory.load(), runner=runner, env=env)
+    found = []
+    for version in ("0.5.22", "0.5.23"):
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\n")
+        identity.installed_sglang.cache_clear()
+        facts = identity.gather([arm], {})
+        (known,) = facts["engine"]["sglang"].values()
+        assert known["sglang"] == version and "torch" in known and "pytest" not in known
+        found.append(identity.arm_content(arm, facts))
+    assert found[0] != found[1] and found[0]["server"] == found[1]["server"]
+    away = arm.model_copy(update={"runner": runner.model_copy(update={"command": ("no-such-sglang",)})})
+    assert identity.gather([away], {})["engine"]["sglang"] == {"no-such-sglang": None}
+    identity.arm_content(away, identity.gather([away], {}))
 
 
 def test_gather_does_not_change_what_it_is_given() -> None:
