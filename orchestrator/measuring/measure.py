@@ -105,7 +105,9 @@ def measure(
                     ceiling=ceiling,
                     client=client,
                 )
-                store.finish(trial.key, file, len(measured), facts, reusable=well, telemetry=sampler.path)
+                # What an attached server is, is not all known here: the next run measures it anew.
+                reusable = well and session.server["runner"]["kind"] != "attach"
+                store.finish(trial.key, file, len(measured), facts, reusable=reusable, telemetry=sampler.path)
                 display.note(trial_line(place, measured))
         finally:
             display.status(f"{arm.name}: stopping the server")
