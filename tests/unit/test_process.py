@@ -91,6 +91,24 @@ def test_a_ready_server_is_ours_and_is_gone_after_the_stop(start: Any, tmp_path:
     runner.stop(handle)  # a second stop does nothing
 
 
+def test_a_tokenizer_that_is_not_in_the_cache_ends_the_start(start: Any, monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    fetched_by_its_id = """
+        tell = json.dumps
+        json.dumps = lambda said: tell(said | {"tokenizer_path": "org/model"})
+        serve()
+    """
+    with pytest.raises(ServerFailure, match="tokenizer of org/model is not in the cache") as caught:
+        start(fetched_by_its_id)
+    assert caught.value.cause == "tokenizer" and not psutil.Process().children()
+    model = tmp_path / "hub/models--org--model"
+    (model / "snapshots/0123").mkdir(parents=True)
+    (model / "refs").mkdir()
+    (model / "refs/main").write_text("0123")
+    _, handle = start(fetched_by_its_id)
+    assert handle.tokenizer == model / "snapshots/0123"
+
+
 def test_a_fixed_port_that_is_taken_is_refused_before_anything_starts(start: Any) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
