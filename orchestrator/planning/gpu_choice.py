@@ -10,7 +10,7 @@ from orchestrator.schema import ArmConfig
 def check(arm: ArmConfig, gpus: Gpus) -> None:
     """``gpus``: all of the machine that serves. Raises ConfigError for one that is not there, or is another kind."""
     node = arm.node
-    asked = node.gpus is not None or node.expect_gpu is not None
+    asked = bool(node.gpus) or node.expect_gpu is not None  # node.gpus=[]: on the processor
     if arm.engine == "embedded" or not (gpus.names or asked):  # without a GPU, SGLang serves on the processor
         return
     if not gpus.names:
