@@ -115,8 +115,8 @@ def measure(
 
 
 def _gpu_setup(gpus: Sequence[Mapping[str, object]]) -> dict[str, object]:
-    """How the server's GPUs are set up (ECC, MIG, power limit, highest clocks, NUMA, links), compared across arms as all
-    that is known of a server; which cards of one kind they are is not."""
+    """How the server's GPUs are set up (ECC, MIG, power limit, highest clocks, NUMA, links), compared across arms as
+    all that is known of a server; which cards of one kind they are is not."""
     setup = [{name: value for name, value in gpu.items() if name not in _OF_ONE_CARD} for gpu in gpus]
     return {"gpu_setup": setup} if setup else {}
 
