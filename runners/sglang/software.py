@@ -91,4 +91,3 @@ class SglangSoftware:
         """From the log alone: SGLang's exit codes tell nothing."""
         found = failures.classify(log.read_text(errors="replace") if log.exists() else "")
         return ServerFailure(found.cause, str(found), log, served or found.served, tail(log))
-
