@@ -232,7 +232,9 @@ def uses(arm: ArmConfig, key: str) -> bool:
     embedded, speculates = arm.engine == "embedded", arm.drafter.speculates
     if top in ("suite", "load", "runner", "seed"):
         return True
-    if top in ("node", "server_args", "env"):
+    if top == "node":  # where it is, matters to all; GPUs to those that use them
+        return not embedded or name not in ("gpus", "expect_gpu")
+    if top in ("server_args", "env"):
         return not embedded
     if top == "target":
         return not embedded or name in (*_EMBEDDED_TARGET, "plain_tok_s")

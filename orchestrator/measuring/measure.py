@@ -61,54 +61,54 @@ def measure(
         try:
             ready_s = time.perf_counter() - clock
             display.note(f"{arm.name}: server ready after {ready_s:.1f} s (start {session.index + 1}, {handle.url})")
-            sampler = stack.enter_context(_sampler(early, beside(file.path), gpus, handle))
-            sampler.synchronize()
-            # The bandwidth of a processor is measured, so of this machine's only.
-            unknown = bool(handle.sampler) and handle.identity.get("device") == "cpu"
-            plain = not arm.drafter.speculates
-            ceiling = baseline.find(handle.identity, sampler.gpus) if plain and not unknown else None
-            texts = _texts(arm, handle)
-            for trial in todo:
-                repeat = f"repeat {trial.repeat + 1} of {arm.suite.repeats}"
-                place = f"{arm.name} · {repeat} · {trial.load.shown}"
-                records: list[RequestRecord] = []
-
-                def keep(record: RequestRecord, into: list[RequestRecord] = records) -> None:
-                    file.append(record)
-                    into.append(record)
-                    display.advance()
-                    if record.outcome not in ("ok", "cancelled") and (failure := runner.failure(handle)):
-                        raise failure
-
+            with _sampler(early, beside(file.path), gpus, handle) as sampler:
                 sampler.synchronize()
-                try:
-                    totals, client = interrupt.run(
-                        _trial(handle, trial, arm, texts, keep, partial(_status, display, place))
+                # The bandwidth of a processor is measured, so of this machine's only.
+                unknown = bool(handle.sampler) and handle.identity.get("device") == "cpu"
+                plain = not arm.drafter.speculates
+                ceiling = baseline.find(handle.identity, sampler.gpus) if plain and not unknown else None
+                texts = _texts(arm, handle)
+                for trial in todo:
+                    repeat = f"repeat {trial.repeat + 1} of {arm.suite.repeats}"
+                    place = f"{arm.name} · {repeat} · {trial.load.shown}"
+                    records: list[RequestRecord] = []
+
+                    def keep(record: RequestRecord, into: list[RequestRecord] = records) -> None:
+                        file.append(record)
+                        into.append(record)
+                        display.advance()
+                        if record.outcome not in ("ok", "cancelled") and (failure := runner.failure(handle)):
+                            raise failure
+
+                    sampler.synchronize()
+                    try:
+                        totals, client = interrupt.run(
+                            _trial(handle, trial, arm, texts, keep, partial(_status, display, place))
+                        )
+                    except ServerFailure:
+                        _raise_if_dead(runner, handle)  # then that is the reason, not what failed because of it
+                        raise
+                    sampler.synchronize()
+                    measured = [record for record in records if record.phase == "measure"]
+                    well = all(record.outcome == "ok" for record in measured)
+                    if not well:
+                        _raise_if_dead(runner, handle)
+                    facts = ServerFacts(
+                        session_index=session.index,
+                        arm=arm.name,
+                        command=handle.command,
+                        identity={**handle.identity, **_gpu_setup(sampler.gpus)},
+                        started=started,
+                        ready_s=ready_s,
+                        peak_memory_bytes=runner.peak_memory_bytes(handle),
+                        totals=totals,
+                        ceiling=ceiling,
+                        client=client,
                     )
-                except ServerFailure:
-                    _raise_if_dead(runner, handle)  # then that is the reason, not what failed because of it
-                    raise
-                sampler.synchronize()
-                measured = [record for record in records if record.phase == "measure"]
-                well = all(record.outcome == "ok" for record in measured)
-                if not well:
-                    _raise_if_dead(runner, handle)
-                facts = ServerFacts(
-                    session_index=session.index,
-                    arm=arm.name,
-                    command=handle.command,
-                    identity={**handle.identity, **_gpu_setup(sampler.gpus)},
-                    started=started,
-                    ready_s=ready_s,
-                    peak_memory_bytes=runner.peak_memory_bytes(handle),
-                    totals=totals,
-                    ceiling=ceiling,
-                    client=client,
-                )
-                # What an attached server is, is not all known here: the next run measures it anew.
-                reusable = well and session.server["runner"]["kind"] != "attach"
-                store.finish(trial.key, file, len(measured), facts, reusable=reusable, telemetry=sampler.path)
-                display.note(trial_line(place, measured))
+                    # What an attached server is, is not all known here: the next run measures it anew.
+                    reusable = well and session.server["runner"]["kind"] != "attach"
+                    store.finish(trial.key, file, len(measured), facts, reusable=reusable, telemetry=sampler.path)
+                    display.note(trial_line(place, measured))
         finally:
             display.status(f"{arm.name}: stopping the server")
             runner.stop(handle)

@@ -31,9 +31,13 @@ _ALIVE_S, _ALIVE_COUNT = 5, 3
 _COMMAND_S = 20
 _POLL_S = 0.02
 _END_S = 5.0
+_ENDING_S = 0.5
+"""From when its sockets are closed to when a process is seen to have ended."""
 _TRIES = 5
 _LONGEST_FOLDER = 60
 """Of a socket's path, 107 bytes at most: ssh adds 17 of its own to the name while it makes one."""
+
+_ENDING_S = 0.5
 
 
 class SshConnection(Connection):
@@ -70,15 +74,35 @@ class SshConnection(Connection):
         return self.words("docker", "--host", f"unix://{self._docker_socket}", *command)
 
     def check(self, timeout_s: float = 5.0) -> None:
-        """As of any engine; a connection that was cut is opened anew first, ports included."""
-        if self._master is None or self._master.poll() is not None:
-            self._open()
-            for far, near in self._forwarded.items():
-                self._forward(far, near)
+        """As of any engine; a connection that was cut is opened anew, ports included."""
+        if self._was_cut():
+            self._reopen()
         try:
-            super().check(timeout_s)
+            try:
+                super().check(timeout_s)
+            except ServerFailure:
+                if not self._was_cut(_ENDING_S):  # just now
+                    raise
+                self._reopen()
+                super().check(timeout_s)
         except ServerFailure as failure:
+            if failure.cause not in ("engine_gone", "engine_hung"):
+                raise
             raise unreachable(self._host, failure.__cause__) from failure
+
+    def _was_cut(self, wait_s: float = 0.0) -> bool:
+        if self._master is None:
+            return True
+        try:
+            self._master.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def _reopen(self) -> None:
+        self._open()
+        for far, near in self._forwarded.items():
+            self._forward(far, near)
 
     def close(self) -> None:
         if hasattr(self, "client"):

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 PACKAGES = site.getsitepackages()[0]
 MOUNTS = f"++runner.mounts={{{PACKAGES}: /opt/packages, {ROOT}/runners: /opt/project/runners}}"
 """What the image of containers/embedded holds, from here: installing torch into an image takes a minute."""
-_IMAGE = b"""FROM python:3.11-slim
+IMAGE = b"""FROM python:3.11-slim
 ENV PYTHONPATH=/opt/packages:/opt/project PYTHONDONTWRITEBYTECODE=1 HOME=/tmp USER=engine
 """
 
@@ -25,7 +25,7 @@ ENV PYTHONPATH=/opt/packages:/opt/project PYTHONDONTWRITEBYTECODE=1 HOME=/tmp US
 def with_images(engine: DockerEngine) -> DockerEngine:
     client = engine.client()
     base_image.make(client, engine.folder)
-    client.images.build(fileobj=io.BytesIO(_IMAGE), tag=EMBEDDED, rm=True)
+    client.images.build(fileobj=io.BytesIO(IMAGE), tag=EMBEDDED, rm=True)
     client.close()
     return engine
 
