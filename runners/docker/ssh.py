@@ -37,8 +37,6 @@ _TRIES = 5
 _LONGEST_FOLDER = 60
 """Of a socket's path, 107 bytes at most: ssh adds 17 of its own to the name while it makes one."""
 
-_ENDING_S = 0.5
-
 
 class SshConnection(Connection):
     """Opened by the constructor, which raises ServerFailure with what ssh said and what to do about it."""
