@@ -107,7 +107,9 @@ def _memory(arm: ArmConfig, target: Found | None, draft: Found | None) -> tuple[
     from runners.sglang.memory_estimate import Checkpoint, estimate, free_gib
 
     assert target is not None
-    gpu = arm.node.expect_gpu or next(iter(hardware.gpus().names), None)
+    # A node elsewhere is not asked for its GPUs here: a run does, before anything starts.
+    mine = hardware.gpus().names if arm.node.kind == "local" else ()
+    gpu = arm.node.expect_gpu or next(iter(mine), None)
     free = free_gib(gpu) if gpu else None
     if free is None:
         return f"unknown for {gpu or 'a GPU that nobody named'}: node.expect_gpu=H100", True

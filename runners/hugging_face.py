@@ -23,7 +23,8 @@ if not folder.is_dir():
         folder = Path(snapshot_download(name, revision=revision, local_files_only=not online))
     except Exception as error:  # of many kinds, whose first line says what it is
         sys.exit(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")
-size = sum(os.path.getsize(file) for file in folder.glob("*") if file.suffix in (".safetensors", ".bin"))
+weights = list(folder.glob("*.safetensors")) or list(folder.glob("*.bin"))  # some have both: one is loaded
+size = sum(os.path.getsize(file) for file in weights)
 config = folder / "config.json"
 told = json.loads(config.read_text()) if config.is_file() else {}
 print(json.dumps({"folder": str(folder), "bytes": size, "config": told}))

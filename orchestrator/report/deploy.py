@@ -54,5 +54,6 @@ def command(arm: Arm, target: str) -> list[str]:
             next(given, None)
         else:
             words.append(word)
-    # A value that was hidden is no value to serve with; its variable is inherited.
-    return [word for word in words if not word.endswith(f"={MASK}")]
+    # A value that was hidden is no value to serve with: a variable is inherited, a flag's has to be filled in.
+    kept = [word for word in words if not word.endswith(f"={MASK}") or word.startswith("--")]
+    return [word.replace(MASK, "<hidden>") for word in kept]

@@ -36,12 +36,12 @@ SGLANG = "sglang serve --host 127.0.0.1 --port 41577 --served-model-name qwen3_8
 
 def test_a_process_is_served_as_it_was_measured_less_what_was_of_the_run(summary: Summary) -> None:
     name = fastest(summary)
-    made = f"env HF_TOKEN=*** SGLANG_PLUGINS=none {SGLANG} --speculative-algorithm DFLASH --parent-pid 77"
+    made = f"env HF_TOKEN=*** SGLANG_PLUGINS=none {SGLANG} --speculative-algorithm DFLASH --parent-pid 77 --api-key ***"
     first, line = deploy.told(started(summary, name, made))
     assert first == f"To serve {name} [engine=embedded] on port 30000:"
     assert line == (
         f"  env SGLANG_PLUGINS=none sglang serve --host 127.0.0.1 --port 30000 --served-model-name {summary.target}"
-        " --model-path Qwen/Qwen3-8B --speculative-algorithm DFLASH"
+        " --model-path Qwen/Qwen3-8B --speculative-algorithm DFLASH --api-key '<hidden>'"
     )
 
 
