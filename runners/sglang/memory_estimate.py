@@ -1,8 +1,8 @@
 """What of an arm fits into a GPU's memory, before it is started.
 
 SGLang takes the share ``mem_fraction_static`` of what is free, and fills what weights and recurrent states leave of it
-with keys and values. Against seven recorded starts on one H200 the room for tokens comes out within 1% without recurrent
-states and within 10% with them (tests/unit/test_memory_estimate.py).
+with keys and values. Against seven recorded starts on one H200 the room for tokens comes out within 1% without
+recurrent states and within 10% with them (tests/unit/test_memory_estimate.py).
 """
 
 from __future__ import annotations
