@@ -106,7 +106,7 @@ def measure(
                         client=client,
                     )
                     # What an attached server is, is not all known here: the next run measures it anew.
-                    reusable = well and session.server["runner"]["kind"] != "attach"
+                    reusable = well and arm.runner.kind != "attach"
                     store.finish(trial.key, file, len(measured), facts, reusable=reusable, telemetry=sampler.path)
                     display.note(trial_line(place, measured))
         finally:
