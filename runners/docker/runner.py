@@ -134,6 +134,7 @@ class DockerRunner:
             failure = failures.of_engine(problem, f"the container of {place.image} cannot be started")
             failure.log = log
             raise failure from problem
+        self._processes = self._tree()  # its first process, with which the others end
         self._logs = LogFollower(self._container, log)
         published = self._container.ports.get(f"{containers.PORT}/tcp")
         if not published:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -60,8 +61,9 @@ def going(place: Path, engine: DockerEngine) -> Iterator[subprocess.Popen[str]]:
 
 
 def serves(place: Path) -> bool:
-    """Whether the first server is ready."""
-    return any("ready to roll" in log.read_text() for log in place.glob("runs/*/*/sessions/*/server.log"))
+    """Whether the run knows that its first server is ready: it has told the sampler what to watch."""
+    files = place.glob("runs/*/*/sessions/*/telemetry*.jsonl")
+    return any(re.search(r'"server": ?\{', file.read_text()) for file in files)
 
 
 def reaper(process: subprocess.Popen[str]) -> psutil.Process:
