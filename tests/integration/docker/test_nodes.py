@@ -159,7 +159,7 @@ def test_a_plan_asks_nobody(nodes: Nodes, tmp_path: Path) -> None:
     assert time.monotonic() - began < 20 and left_here() == []
 
 
-@pytest.mark.parametrize("way", ["ssh", "tls"])
+@pytest.mark.parametrize("way", ["ssh", pytest.param("tls", marks=pytest.mark.nightly)])
 def test_a_machine_that_is_cut_off_in_mid_run(way: str, nodes: Nodes, tmp_path: Path) -> None:
     node = nodes.nodes[0 if way == "ssh" else 1]
     place = over_ssh(node) if way == "ssh" else over_tls(node, nodes)

@@ -17,7 +17,7 @@ from tests.command_process import ENVIRONMENT, ROOT
 from tests.docker_engine import DockerEngine
 from tests.sglang_cpu import rig
 
-pytestmark = pytest.mark.sglang
+pytestmark = [pytest.mark.sglang, pytest.mark.nightly]
 IMAGE = "sglang-cpu:v0.5.23"
 
 
