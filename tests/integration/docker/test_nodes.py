@@ -36,7 +36,7 @@ from tests.nodes import Node, Nodes
 COMMAND = [
     sys.executable, "-m", "orchestrator", "runner=docker_embedded", MOUNTS, "suite=smoke_2", "tracking=none",
 ]  # fmt: skip
-MAIN = ["+experiment=dspine_vs_dflash2", "order=once", "load.warmup_requests=1", "suite.max_new_tokens.default=24"]
+MAIN = ["+experiment=dspine_vs_dflash2", "order=once", "load.warmup_requests=1"]
 PAIR = ["+experiment=embedded_drafters", "~arms.dflash2", "~arms.dspine", "load.warmup_requests=0", "order=once"]
 LONG = ["suite.max_new_tokens.default=200", "load.stall_timeout_s=10"]
 
