@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from orchestrator.schema.base import Model, Strings
 
@@ -76,6 +76,13 @@ class AttachRunner(_Runner):
     threads: Annotated[int, Field(ge=1)] | None
     """As ``EmbeddedRunner.threads``; SGLang has none."""
     url: Annotated[str, Field(pattern=r"^https?://")]
+
+    @field_validator("url")
+    @classmethod
+    def _no_password(cls, url: str) -> str:
+        if "@" in urlsplit(url).netloc:
+            raise ValueError("a user and password in the URL would be in every record: let a tunnel hold them")
+        return url
 
     @property
     def here(self) -> bool:

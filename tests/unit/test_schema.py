@@ -203,3 +203,12 @@ def test_the_baseline_is_an_arm_without_a_drafter(tmp_path: Path) -> None:
         Experiment.model_validate(data | {"baseline": "ngram"})
     with pytest.raises(ValidationError, match=r"drafter=none: \+arms.NAME="):
         plan_factory.comparison(tmp_path, arms[1])
+
+
+def test_the_url_of_a_server_holds_no_password() -> None:
+    from orchestrator.schema import AttachRunner
+
+    fields = {"kind": "attach", "engine": "sglang", "threads": None, "ready_timeout_s": 1.0, "start_s": 1.0}
+    with pytest.raises(ValueError, match="would be in every record"):
+        AttachRunner(**fields, url="http://me:secret@gpu-3:30000")
+    assert not AttachRunner(**fields, url="http://gpu-3:30000").here
