@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -40,3 +42,12 @@ def local_path(path: str) -> Path | None:
     if path.startswith(("/", "./", "../", "~")) or Path(path).is_dir():
         return Path(path).expanduser().absolute()
     return None
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a file whole or not at all, whoever else writes it at the same time; its folder is made. Raises OSError."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, staged = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
+    with os.fdopen(handle, "w") as output:
+        output.write(text)
+    os.replace(staged, file)

@@ -13,7 +13,7 @@ import psutil
 
 from orchestrator.config.masking import mask
 from runners.base import ServerFailure, ServerHandle
-from runners.hugging_face import resolving
+from runners.hugging_face import found, looking
 from runners.starting import answers, get_json
 
 _MODELS = "/v1/models"
@@ -97,10 +97,10 @@ def _tokenizer(config: dict[str, Any], identity: dict[str, Any]) -> Path:
             return folder
     why = ""
     for name in dict.fromkeys(named):
-        words = resolving([sys.executable], name, target["revision"])
+        words = looking([sys.executable], name, target["revision"], online=False)
         done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
         if done.returncode == 0:
-            return Path(done.stdout.strip().splitlines()[-1])
+            return Path(found(done.stdout).folder)
         why = next(iter(done.stderr.strip().splitlines()[-1:]), "")
     raise ServerFailure(
         "tokenizer",

@@ -8,10 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_RESOLVE = (
-    "import sys; from huggingface_hub import snapshot_download; "
-    "print(snapshot_download(sys.argv[1], revision=sys.argv[2] or None, local_files_only=True))"
-)
 _LOOK = """
 import json, os, sys
 from pathlib import Path
@@ -48,16 +44,12 @@ class Found:
         return path.name if path.parent.name == "snapshots" else None
 
 
-def resolving(python: Sequence[str], name: str, revision: str | None) -> list[str]:
-    """Command whose last line is the folder of a model in the cache; it fails where the model is not there.
-
-    ``python``: an interpreter that has huggingface_hub, which every SGLang brings.
-    """
-    return [*python, "-c", _RESOLVE, name, revision or ""]
-
-
 def looking(python: Sequence[str], name: str, revision: str | None, online: bool) -> list[str]:
-    """Command whose last line is what `found` reads; ``online``: it fetches what is not in the cache."""
+    """Command whose last line is what `found` reads; it fails where the model is not there.
+
+    ``python``: an interpreter that has huggingface_hub, which every SGLang brings. ``online``: the command fetches what
+    is not in the cache.
+    """
     return [*python, "-c", _LOOK, name, revision or "", "online" if online else "offline"]
 
 

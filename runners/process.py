@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,10 +19,9 @@ import psutil
 from orchestrator.config.masking import mask_command
 from runners.base import Prepare, ServerFailure, ServerHandle, Software
 from runners.guard import Guard
-from runners.hugging_face import resolving
-from runners.starting import wait_until_ready
+from runners.hugging_face import found, looking
+from runners.starting import LOOPBACK, free_port, wait_until_ready
 
-HOST = "127.0.0.1"
 _GRACE_S = 10.0
 _ASK_S = 120.0
 _PORT_ATTEMPTS = 3
@@ -59,7 +57,7 @@ class ProcessRunner:
         """
         for attempt in range(_PORT_ATTEMPTS):
             local, self._software = self._prepare(config, on_status)
-            port = _free_port(self._port)
+            port = free_port(self._port)
             try:
                 return self._start(local, self._software, port, directory / "server.log", on_status)
             except ServerFailure as failure:
@@ -83,7 +81,7 @@ class ProcessRunner:
         self, config: dict[str, Any], software: Software, port: int, log: Path, on_status: Callable[[str], None]
     ) -> ServerHandle:
         self._environment = {**os.environ, **self._env, **config.get("env", {})}
-        launch = software.launch(HOST, port, self._ask)
+        launch = software.launch(LOOPBACK, port, self._ask)
         # What it takes from variables is part of how it was started: env(1) makes one command of both.
         variables = sorted({**self._env, **launch.env}.items())
         command = mask_command(["env", *(f"{name}={value}" for name, value in variables), *launch.words])
@@ -101,7 +99,7 @@ class ProcessRunner:
             except OSError as problem:
                 told = f"{launch.words[0]} cannot be run: {problem.strerror}"
                 raise ServerFailure("argument", told, log) from problem
-        url = f"http://{HOST}:{port}"
+        url = f"http://{LOOPBACK}:{port}"
         try:
             self._guard = Guard(self._process.pid)
             wait_until_ready(
@@ -129,7 +127,7 @@ class ProcessRunner:
         if Path(path).is_dir():
             return Path(path)
         try:
-            return Path(self._ask(resolving(self._python, path, revision)).strip().splitlines()[-1])
+            return Path(found(self._ask(looking(self._python, path, revision, online=False))).folder)
         except ServerFailure as failure:
             raise ServerFailure(
                 "tokenizer", f"the tokenizer of {path} is not in the cache: {failure}", log
@@ -207,24 +205,14 @@ def _signal_group(group: int, signum: int) -> None:
         os.killpg(group, signum)
 
 
-def _free_port(wanted: int | None) -> int:
-    """``wanted`` if nothing listens there (ServerFailure otherwise), else any free port."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, wanted or 0))
-        except OSError as problem:
-            raise ServerFailure(
-                "port_in_use",
-                f"runner.port={wanted} cannot be used ({problem.strerror}): stop what listens there, choose another, "
-                "or leave runner.port=null for any free port",
-            ) from problem
-        return int(probe.getsockname()[1])
-
-
 def _peak_bytes(pid: int) -> int | None:
     try:
-        found = re.search(r"^VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        return peak_bytes(Path(f"/proc/{pid}/status").read_text())
     except OSError:
         return None
-    return int(found[1]) * 1024 if found else None
+
+
+def peak_bytes(status: str) -> int | None:
+    """Peak resident size by a process's ``/proc/<pid>/status``, bytes."""
+    peak = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
+    return int(peak[1]) * 1024 if peak else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -12,6 +13,7 @@ from typing import Any
 
 from runners.base import ServerFailure, Software
 
+LOOPBACK = "127.0.0.1"
 _POLL_S = 0.1
 _TAIL_LINES = 12
 
@@ -89,3 +91,18 @@ def answers(url: str, timeout_s: float = 5.0) -> bool:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False
+
+
+def free_port(wanted: int | None = None) -> int:
+    """``wanted`` if nothing listens there (ServerFailure otherwise), else any free port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, wanted or 0))
+        except OSError as problem:
+            raise ServerFailure(
+                "port_in_use",
+                f"runner.port={wanted} cannot be used ({problem.strerror}): stop what listens there, choose another, "
+                "or leave runner.port=null for any free port",
+            ) from problem
+        return int(probe.getsockname()[1])

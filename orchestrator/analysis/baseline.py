@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from orchestrator.frozen import Frozen
+from orchestrator.paths import write_whole
 from orchestrator.planning import hardware
 
 GB_S = 1e9
@@ -217,11 +217,8 @@ def _remember(test: str, bandwidth: float) -> tuple[float, int]:
     before = kept.get(key, _Measured(0.0, 0))
     now = _Measured(max(before.best, bandwidth), before.times + 1)
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=_KEPT)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump({one: measured._asdict() for one, measured in (kept | {key: now}).items()}, file, indent=1)
-        os.replace(name, path)
+        told = {one: measured._asdict() for one, measured in (kept | {key: now}).items()}
+        write_whole(path, json.dumps(told, indent=1))
     return now
 
 

@@ -6,11 +6,11 @@ A plan computes identities from it without asking an engine; ``action=prepare`` 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 
 from filelock import FileLock
+
+from orchestrator.paths import write_whole
 
 NAME = "images.lock.json"
 
@@ -30,8 +30,4 @@ def write(folder: Path, image: str, digest: str) -> None:
         known = read(folder)
         if known.get(image) == digest:
             return
-        handle, staged = tempfile.mkstemp(prefix=f".{NAME}-", dir=folder)
-        with os.fdopen(handle, "w") as file:
-            json.dump({**known, image: digest}, file, indent=1, sort_keys=True)
-            file.write("\n")
-        os.replace(staged, folder / NAME)
+        write_whole(folder / NAME, json.dumps({**known, image: digest}, indent=1, sort_keys=True) + "\n")

@@ -1,22 +1,17 @@
-"""What an image prints when a short command is run in it; kept in the user's cache, since an image does not change."""
+"""Short commands in an image, each in a container of its own; what one says is kept, since an image does not change."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import shlex
-import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 from runners.base import ServerFailure
 from runners.docker.container import gpu_requests, read_only_mounts
 from runners.docker.failures import of_engine
 from runners.docker.reaper import remove
-from runners.engine.fetch import cache_directory
+from runners.remembered import remembered
 
 if TYPE_CHECKING:
     import docker
@@ -50,13 +45,7 @@ class ImageAsker:
 
     def __call__(self, words: Sequence[str]) -> str:
         """Raises ServerFailure where the command cannot be run there or fails."""
-        asked = hashlib.sha256(json.dumps([self._digest, self._mounts, *words]).encode()).hexdigest()[:24]
-        kept = cache_directory() / "images" / f"{asked}.txt"
-        with suppress(OSError):
-            return kept.read_text()
-        said = self._run(words)
-        _keep(kept, said)
-        return said
+        return remembered("images", [self._digest, self._mounts, *words], lambda: self._run(words))
 
     def _run(self, words: Sequence[str]) -> str:
         return run_once(self._client, self._image, words, self._gpus, self._mounts, self._labels)
@@ -72,24 +61,34 @@ def run_once(
 ) -> str:
     """What a command prints in a container of its own, which has no network. Raises ServerFailure."""
     about = f"{shlex.join(words)} in the image {image}"
-    container = None
-    try:
-        container = client.containers.create(
-            image,
-            list(words[1:]),
-            entrypoint=list(words[:1]),
-            labels=dict(labels),
-            device_requests=gpu_requests(gpus),
-            mounts=read_only_mounts(mounts),
-            network_mode="none",
-        )
-        container.start()
+    settings = {
+        "labels": dict(labels),
+        "device_requests": gpu_requests(gpus),
+        "mounts": read_only_mounts(mounts),
+        "network_mode": "none",
+    }
+    with started(client, image, words, about, settings) as container:
         code = container.wait(timeout=_LONGEST_S)["StatusCode"]
         said = container.logs(stdout=True, stderr=False).decode(errors="replace")
         if code != 0:
             errors = container.logs(stdout=False, stderr=True).decode(errors="replace").strip()
             raise ServerFailure("argument", f"{about} failed ({code}): {(errors or said)[-_SAID:]}")
         return str(said)
+
+
+@contextmanager
+def started(
+    client: docker.DockerClient, image: str, words: Sequence[str], about: str, settings: Mapping[str, Any]
+) -> Iterator[Any]:
+    """A container that runs one command, removed at the end. ``settings``: further keywords of its creation.
+
+    What the client raises, inside too, becomes a ServerFailure that begins with ``about``.
+    """
+    container = None
+    try:
+        container = client.containers.create(image, list(words[1:]), entrypoint=list(words[:1]), **settings)
+        container.start()
+        yield container
     except ServerFailure:
         raise
     except Exception as problem:
@@ -98,13 +97,3 @@ def run_once(
         if container is not None:
             with suppress(Exception):  # of the engine, which was told or comes again; the sweep removes it
                 remove(container)
-
-
-def _keep(file: Path, text: str) -> None:
-    """Whole or not at all; without a cache the image is asked again."""
-    with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, staged = tempfile.mkstemp(dir=file.parent)
-        with os.fdopen(handle, "w") as output:
-            output.write(text)
-        os.replace(staged, file)

@@ -11,10 +11,10 @@ import docker
 
 from runners.base import ServerFailure
 from runners.docker.failures import of_engine
+from runners.starting import LOOPBACK
 
 CALL_TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 10.0
-LOOPBACK = "127.0.0.1"
 
 
 class Connection:

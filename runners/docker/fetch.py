@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 
 from runners.base import ServerFailure
 from runners.docker import node_files, owner
+from runners.docker.ask import started
 from runners.docker.connect import Connection
 from runners.docker.container import read_only_mounts
-from runners.docker.failures import of_engine
-from runners.docker.reaper import Reaper, remove
-
-_TOKEN = "HF_TOKEN"
+from runners.docker.places import hub_token
+from runners.docker.reaper import Reaper
 
 
 def run(
@@ -35,19 +32,17 @@ def run(
     cache = node_files.absolute(connection, hf_cache)
     node_files.make_folders(connection, [cache])
     lease = owner.new_lease()
-    reaper = Reaper(dict(node), f"{owner.LEASE}={lease}")
-    container = None
-    try:
-        container = connection.client.containers.create(
-            image,
-            list(words[1:]),
-            entrypoint=list(words[:1]),
-            labels=owner.labels(lease),
-            environment={"HF_HOME": cache} | ({_TOKEN: os.environ[_TOKEN]} if os.environ.get(_TOKEN) else {}),
-            mounts=[*read_only_mounts({path: path for path in folders}), Mount(cache, cache, type="bind")],
-            init=True,
-        )
-        container.start()
+    settings = {
+        "labels": owner.labels(lease),
+        "environment": {"HF_HOME": cache, **hub_token()},
+        "mounts": [*read_only_mounts({path: path for path in folders}), Mount(cache, cache, type="bind")],
+        "init": True,
+    }
+    about = f"weights cannot be looked for in the image {image}"
+    with (
+        Reaper(dict(node), f"{owner.LEASE}={lease}"),
+        started(connection.client, image, words, about, settings) as container,
+    ):
         for line in container.logs(stdout=False, stderr=True, stream=True, follow=True):
             on_line(line.decode(errors="replace").rstrip())
         code = container.wait()["StatusCode"]
@@ -55,12 +50,3 @@ def run(
             said = container.logs(stdout=False, stderr=True).decode(errors="replace").strip().splitlines()
             raise ServerFailure("weights", said[-1] if said else f"it ended with exit code {code}")
         return str(container.logs(stdout=True, stderr=False).decode(errors="replace"))
-    except ServerFailure:
-        raise
-    except Exception as problem:
-        raise of_engine(problem, f"weights cannot be looked for in the image {image}") from problem
-    finally:
-        if container is not None:
-            with suppress(Exception):  # of the engine, which was told or comes again; the reaper goes on trying
-                remove(container)
-        reaper.close(done=True)

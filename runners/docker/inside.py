@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from runners.base import ServerFailure
-from runners.hugging_face import resolving
+from runners.hugging_face import found, looking
+from runners.process import peak_bytes
 
 _TOKENIZER_FILES = ("tokenizer_config.json", "chat_template.jinja")
 _HELPERS = frozenset({"docker-init", "tini", "catatonit", "sh", "cat"})
@@ -50,18 +51,18 @@ def sum_of_peaks(text: str) -> int | None:
     peaks = []
     for block in re.split(r"^(?=Name:)", text, flags=re.MULTILINE):
         name = re.match(r"Name:\s*(.*)", block)
-        peak = re.search(r"^VmHWM:\s+(\d+) kB", block, re.MULTILINE)
-        if name and peak and name[1] not in _HELPERS:
-            peaks.append(int(peak[1]) * 1024)
+        peak = peak_bytes(block)
+        if name and peak is not None and name[1] not in _HELPERS:
+            peaks.append(peak)
     return sum(peaks) if peaks else None
 
 
 def _resolved(container: Any, name: str, revision: str | None) -> str:
-    code, content = _run(container, resolving(["python3"], name, revision))
+    code, content = _run(container, looking(["python3"], name, revision, online=False))
     if code != 0:
         said = content.decode(errors="replace").strip()[-300:]
         raise ServerFailure("tokenizer", f"the folder of {name} is not found in the container's cache: {said}")
-    return content.decode().strip().splitlines()[-1]
+    return found(content.decode()).folder
 
 
 def _run(container: Any, words: Sequence[str]) -> tuple[int, bytes]:

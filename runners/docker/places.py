@@ -36,8 +36,8 @@ def make(
         caches = (hf_cache, kernel_cache)
         node_files.make_folders(connection, caches)
         env = containers.cache_env(hf_cache, kernel_cache, options["offline"])
-        if not options["offline"] and (token := os.environ.get(_TOKEN)):
-            env[_TOKEN] = token
+        if not options["offline"]:
+            env |= hub_token()
     read_only = {**containers.model_mounts(config), **further_mounts(config, connection)}
     if engine.startswith(_PODMAN) and not connection.remote:  # which makes what is not there
         node_files.refuse_missing(read_only)
@@ -55,6 +55,11 @@ def make(
         port=options["port"],
         publish_on=connection.publish_on,
     )
+
+
+def hub_token() -> dict[str, str]:
+    """The user's token of Hugging Face, which gated weights need; empty where there is none."""
+    return {_TOKEN: token} if (token := os.environ.get(_TOKEN)) else {}
 
 
 def further_mounts(config: Mapping[str, Any], connection: Connection) -> dict[str, str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -19,9 +18,10 @@ from pathlib import Path
 import docker
 
 from runners.base import ServerFailure
-from runners.docker.connect import CALL_TIMEOUT_S, LOOPBACK, Connection, unreachable
+from runners.docker.connect import CALL_TIMEOUT_S, Connection, unreachable
 from runners.docker.failures import of_engine
 from runners.docker.ssh_failures import no_socket, refused
+from runners.starting import LOOPBACK, free_port
 
 _CONNECT_S = 10
 _OPEN_S = 30.0
@@ -171,7 +171,7 @@ class SshConnection(Connection):
         """Port of this machine that leads to a port on the node's loopback; ``near``: the one it was before."""
         said = ""
         for _ in range(_TRIES):
-            local = near or _free_port()  # between finding and taking it another program may take it
+            local = near or free_port()  # between finding and taking it another program may take it
             words = ["-O", "forward", "-L", f"{LOOPBACK}:{local}:{LOOPBACK}:{port}", "--", self._host]
             try:
                 done = subprocess.run(
@@ -209,9 +209,3 @@ class SshConnection(Connection):
 def _short_folder() -> str:
     usual = tempfile.gettempdir()
     return usual if len(os.fsencode(usual)) <= _LONGEST_FOLDER else "/tmp"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])

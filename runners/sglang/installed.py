@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 
 from runners.base import Ask, ServerFailure
-from runners.engine.fetch import cache_directory
+from runners.remembered import remembered
 from runners.sglang.version import Version, parse
 
 HELP = "--help"
@@ -50,15 +45,4 @@ class Installed:
         words = [*command, HELP]
         if self._digest is None:
             return self._ask(words)
-        key = hashlib.sha256(json.dumps([self._digest, *words]).encode()).hexdigest()[:24]
-        kept = cache_directory() / "sglang-help" / f"{key}.txt"
-        with suppress(OSError):
-            return kept.read_text()
-        said = self._ask(words)
-        with suppress(OSError):  # whole or not at all; without a cache it is asked again
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            handle, staged = tempfile.mkstemp(dir=kept.parent)
-            with os.fdopen(handle, "w") as output:
-                output.write(said)
-            os.replace(staged, kept)
-        return said
+        return remembered("sglang-help", [self._digest, *words], lambda: self._ask(words))

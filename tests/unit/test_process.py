@@ -128,7 +128,7 @@ def test_another_program_on_the_port_is_never_taken_for_the_server(start: Any, m
     try:
         while not answers(f"http://127.0.0.1:{port}"):
             time.sleep(0.05)
-        monkeypatch.setattr(process, "_free_port", lambda wanted: port)
+        monkeypatch.setattr(process, "free_port", lambda wanted: port)
         with pytest.raises(ServerFailure) as caught:
             start("time.sleep(60)", timeout_s=0.6)
         assert caught.value.cause == "ready_timeout"
