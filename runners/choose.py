@@ -34,7 +34,7 @@ def make_runner(arm: ArmConfig) -> Runner:
 
         prepare = _embedded(None, "python") if arm.engine == "embedded" else _sglang()
         made = runner.DockerRunner(prepare, arm.name, arm.node.model_dump(mode="json"), options)
-        return made if arm.engine == "embedded" else _alone(arm, made)
+        return _alone(arm, made)
     from runners import process
 
     if isinstance(arm.runner, EmbeddedRunner):
@@ -49,10 +49,9 @@ def make_runner(arm: ArmConfig) -> Runner:
 def _alone(arm: ArmConfig, runner: Runner) -> Runner:
     """With its GPUs locked, where it serves on GPUs of this machine."""
     found = hardware.gpus()
-    if arm.node.kind != "local" or not found.names:
+    if arm.node.kind != "local" or not (found.names and arm.chosen_gpus):
         return runner
-    chosen = arm.node.gpus if arm.node.gpus is not None else tuple(range(arm.target.tp_size))
-    return LockedRunner(runner, identifiers(chosen, found))
+    return LockedRunner(runner, identifiers(arm.chosen_gpus, found))
 
 
 def _embedded(parent: int | None, python: str) -> Prepare:
@@ -106,5 +105,4 @@ def _visible_gpus(arm: ArmConfig) -> dict[str, str]:
     """The variables that give a process the GPUs of ``node.gpus``, in the order in which NVML numbers them."""
     if not hardware.gpus().names:
         return {}
-    chosen = ",".join(map(str, arm.node.gpus or range(arm.target.tp_size)))
-    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": chosen}
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, arm.chosen_gpus))}

@@ -18,9 +18,8 @@ def check(arm: ArmConfig, gpus: Gpus) -> None:
         raise ConfigError(
             key, f"{node.shown} has no NVIDIA GPU that nvidia-smi shows", hint="does nvidia-smi -L work there?"
         )
-    chosen = node.gpus if node.gpus is not None else tuple(range(arm.target.tp_size))
     shown = [f"{index}: {name}" for index, name in enumerate(gpus.names)]
-    for one in chosen:
+    for one in arm.chosen_gpus:
         if (index := position(one, gpus)) is None:
             known = [*(str(index) for index in range(len(gpus.names))), *gpus.uuids]
             key = f"node.gpus=[{one}]" if node.gpus is not None else f"target.tp_size={arm.target.tp_size}"

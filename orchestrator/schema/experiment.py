@@ -41,9 +41,16 @@ class ArmConfig(Model):
         return "embedded" if self.runner.kind == "embedded" else "sglang"
 
     @property
+    def chosen_gpus(self) -> tuple[int | str, ...]:
+        """Indices or UUIDs of the node's GPUs that its server is given; () for one that serves on the processor."""
+        if self.engine == "embedded":
+            return ()
+        return tuple(range(self.target.tp_size)) if self.node.gpus is None else self.node.gpus
+
+    @property
     def gpus(self) -> int:
         """GPUs that its server takes; 0 on a CPU, and of someone else's server."""
-        on_cpu = self.engine == "embedded" or self.attention.backend == "intel_amx" or self.runner.kind == "attach"
+        on_cpu = not self.chosen_gpus or self.attention.backend == "intel_amx" or self.runner.kind == "attach"
         return 0 if on_cpu else self.target.tp_size
 
     @property

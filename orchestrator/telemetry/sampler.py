@@ -33,11 +33,8 @@ _SAID = 500
 
 def sampled_gpus(arm: ArmConfig) -> str:
     """The GPUs of this machine that an arm's server uses: of the embedded engine none, whatever is there."""
-    if arm.engine == "embedded":
-        return "none"
-    if isinstance(arm.runner, AttachRunner) and not arm.runner.here:
-        return "none"
-    return ",".join(map(str, arm.node.gpus or range(arm.target.tp_size)))
+    elsewhere = isinstance(arm.runner, AttachRunner) and not arm.runner.here
+    return "none" if elsewhere else ",".join(map(str, arm.chosen_gpus)) or "none"
 
 
 class Sampler:
