@@ -81,8 +81,7 @@ def _measure(overrides: Sequence[str], directory: Path, sweep: str | None) -> tu
     try:
         experiment = load(overrides, sweep)
         refuse(experiment)
-        before.resolve(experiment.configs.values(), Path(experiment.output))
-        machines = before.machines(experiment.configs.values())
+        machines = before.settle(experiment.configs.values(), Path(experiment.output))
         code = execute.run(experiment, planned(experiment, machines), directory, machines)
         refused = "measured, and the comparison is refused: see its findings"
         return code, None if code == 0 else refused if code == REFUSED else f"ended with exit code {code}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from orchestrator.paths import local_path
-from orchestrator.planning import hardware, image_lock, preflight
+from orchestrator.planning import hardware, preflight
 from orchestrator.planning.plan import Plan
 from orchestrator.planning.plan_text import cost
 from orchestrator.schema import ArmConfig, DockerRunner, Experiment, ProcessRunner
@@ -71,17 +71,16 @@ def _arm(arm: ArmConfig, output: Path, places: _Places) -> Prepared:
 
 
 def _image(arm: ArmConfig, runner: DockerRunner, output: Path, places: _Places, done: Prepared) -> bool:
-    from runners.docker import images
+    from runners.docker.before import lock_image
 
     image = arm.server["runner"]["image"]
     if image is None:  # said already, of the drafter that brings none
         return False
     try:
-        digest = images.ensure(places.connection(arm).client, image, runner.pull, _progress)
+        digest = lock_image(places.connection(arm).client, image, runner.pull, output, _progress)
     except ServerFailure as failure:
         done.lacks.append(f"image: {failure}")
         return False
-    image_lock.write(output, image, digest)
     done.lines.append(f"image    {image} = {digest}")
     return True
 

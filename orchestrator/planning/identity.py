@@ -105,16 +105,26 @@ def gather(
 def _installed(arms: Iterable[ArmConfig]) -> dict[str, dict[str, str] | None]:
     """Command of SGLang on this machine -> the packages that compute, by version; None where it cannot be asked."""
     return {
-        shlex.join(arm.runner.command): installed_sglang(arm.runner.command, tuple(sorted(arm.server["env"].items())))
+        shlex.join(arm.runner.command): _installed_sglang(arm, arm.runner.command)
         for arm in arms
         if isinstance(arm.runner, ProcessRunner)
     }
 
 
+def _installed_sglang(arm: ArmConfig, command: tuple[str, ...]) -> dict[str, str] | None:
+    try:
+        return installed_sglang(command, tuple(sorted(arm.server["env"].items())))
+    except (OSError, subprocess.SubprocessError, IndexError, ValueError):
+        return None
+
+
 @cache
-def installed_sglang(command: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> dict[str, str] | None:
-    """Versions of what an installed SGLang computes with; None where it cannot be asked. A source tree has one version
-    whatever is changed in it."""
+def installed_sglang(command: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    """Versions of what an installed SGLang computes with, of the packages that its interpreter has. A source tree has
+    one version whatever is changed in it.
+
+    Raises OSError, SubprocessError, IndexError or ValueError where the interpreter cannot be asked.
+    """
     from runners.choose import interpreter
 
     script = (
@@ -123,11 +133,8 @@ def installed_sglang(command: tuple[str, ...], env: tuple[tuple[str, str], ...])
         "print(json.dumps({name: have[name] for name in sys.argv[1:] if name in have}))"
     )
     words = [*interpreter(command), "-c", script, *_SGLANG_PACKAGES]
-    try:
-        done = subprocess.run(words, capture_output=True, env={**os.environ, **dict(env)}, timeout=60, check=True)
-        return dict(json.loads(done.stdout.splitlines()[-1]))
-    except (OSError, subprocess.SubprocessError, IndexError, ValueError):
-        return None
+    done = subprocess.run(words, capture_output=True, env={**os.environ, **dict(env)}, timeout=60, check=True)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def _hardware(arms: Iterable[ArmConfig], machines: Mapping[str, hardware.Machine]) -> Any:

@@ -6,13 +6,14 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
 from orchestrator.config.names import ConfigError
 from orchestrator.paths import local_path
 from orchestrator.planning import gpu_choice, hardware
+from orchestrator.planning.identity import installed_sglang
 from orchestrator.schema import ArmConfig, Experiment
 from orchestrator.schema.place import AttachRunner, EmbeddedRunner, ProcessRunner, Runner
 
@@ -77,18 +78,19 @@ def _check_runner(runner: Runner, env: Mapping[str, str]) -> None:
             raise ConfigError(f"runner.url={runner.url}", "no server answers there", hint="start it first")
 
 
-def _without_sglang(command: Sequence[str], env: Mapping[str, str]) -> str | None:
+def _without_sglang(command: tuple[str, ...], env: Mapping[str, str]) -> str | None:
     """Why a command cannot serve with SGLang; None where it can."""
     if shutil.which(command[0]) is None:
         return f"there is no program {command[0]} on this machine"
     from runners.choose import interpreter
 
-    words = [*interpreter(command), "-c", "import importlib.metadata as packages; packages.version('sglang')"]
+    without = f"its interpreter {interpreter(command)[0]} has no package sglang"
     try:
-        done = subprocess.run(words, capture_output=True, env={**os.environ, **env}, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired) as problem:
+        return None if "sglang" in installed_sglang(command, tuple(sorted(env.items()))) else without
+    except subprocess.CalledProcessError:
+        return without
+    except (OSError, subprocess.TimeoutExpired, IndexError, ValueError) as problem:
         return f"its interpreter cannot be run: {problem}"
-    return f"its interpreter {words[0]} has no package sglang" if done.returncode else None
 
 
 def check_folders(experiment: Experiment) -> None:

@@ -7,12 +7,16 @@ import time
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.config.names import ConfigError
 from orchestrator.planning import gpu_choice, hardware, image_lock
 from orchestrator.schema import ArmConfig
 from orchestrator.schema.place import DockerRunner
 from runners.base import ServerFailure
+
+if TYPE_CHECKING:
+    from runners.docker import images
 
 _TELL_S = 5.0
 
@@ -35,42 +39,41 @@ def refuse(arms: Iterable[ArmConfig]) -> None:
             raise _no_engine(arm, failure) from failure
 
 
-def resolve(arms: Iterable[ArmConfig], output: Path) -> None:
-    """Have every image on its node, pulled where that is asked for, and keep its digest in the lock of ``output``.
+def settle(arms: Iterable[ArmConfig], output: Path) -> dict[str, hardware.Machine]:
+    """Have every image on its node, and know the nodes: node, as it is shown -> what it is, for other machines.
 
-    Tells on stderr how far a pull is. Raises ConfigError where it fails: nothing was started.
-    """
-    for arm, image in _containers(arms):
-        from runners.docker import images
-        from runners.docker.connect import connect
-
-        try:
-            with connect(arm.node.model_dump(mode="json")) as connection:
-                digest = images.ensure(connection.client, image, _runner(arm).pull, _print_rarely())
-        except ServerFailure as failure:
-            raise ConfigError(f"runner.image={image}", str(failure)) from failure
-        image_lock.write(output, image, digest)
-
-
-def machines(arms: Iterable[ArmConfig]) -> dict[str, hardware.Machine]:
-    """Node, as it is shown -> what it is, for the arms of other machines; each is asked once, and has its image by now.
-
-    Raises ConfigError where one cannot be asked, or has not the GPUs that an arm wants.
+    Tells on stderr how far a pull is. Raises ConfigError where a pull fails, or a node cannot be asked or has not the
+    GPUs that an arm wants: nothing was started.
     """
     found: dict[str, hardware.Machine] = {}
-    for arm, image in _containers(arm for arm in arms if arm.node.kind != "local"):
+    for arm, image in _containers(arms):
         from runners.docker import node_facts
         from runners.docker.connect import connect
         from runners.docker.container import gpu_ids
 
-        if arm.node.shown not in found:
-            try:
-                with connect(arm.node.model_dump(mode="json")) as connection:
+        try:
+            with connect(arm.node.model_dump(mode="json")) as connection:
+                try:
+                    lock_image(connection.client, image, _runner(arm).pull, output, _print_rarely())
+                except ServerFailure as failure:
+                    raise ConfigError(f"runner.image={image}", str(failure)) from failure
+                if arm.node.kind != "local" and arm.node.shown not in found:
                     found[arm.node.shown] = node_facts.read(connection, image, bool(gpu_ids(arm.server)))
-            except ServerFailure as failure:
-                raise _no_engine(arm, failure) from failure
-        gpu_choice.check(arm, found[arm.node.shown].gpus)
+        except ServerFailure as failure:
+            raise _no_engine(arm, failure) from failure
+        if arm.node.kind != "local":
+            gpu_choice.check(arm, found[arm.node.shown].gpus)
     return found
+
+
+def lock_image(client: Any, image: str, pull: images.Pull, output: Path, on_status: Callable[[str], None]) -> str:
+    """Digest of an image, which is pulled where that is asked for, kept in the lock of ``output``. Raises
+    ServerFailure."""
+    from runners.docker import images
+
+    digest = images.ensure(client, image, pull, on_status)
+    image_lock.write(output, image, digest)
+    return digest
 
 
 def _containers(arms: Iterable[ArmConfig]) -> list[tuple[ArmConfig, str]]:
