@@ -9,7 +9,8 @@ import signal
 import subprocess
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -66,24 +67,14 @@ class DockerEngine:
                 ],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment, start_new_session=True,
             )  # fmt: skip
-        deadline = time.monotonic() + _START_S
-        while True:
-            assert self._process.poll() is None and time.monotonic() < deadline, self.log()
-            with suppress(docker.errors.DockerException):
-                self.client().close()
-                return
-            time.sleep(0.1)
+        wait_for(self._process, self.client, self.log)
 
     def client(self) -> Any:
         return docker.DockerClient(base_url=self.address, timeout=30)
 
     def containers(self) -> list[str]:
         """Names of all containers, ended ones included."""
-        client = self.client()
-        try:
-            return [str(one.name) for one in client.containers.list(all=True, ignore_removed=True)]
-        finally:
-            client.close()
+        return container_names(self.client())
 
     def log(self) -> str:
         return (self.folder / "dockerd.log").read_text(errors="replace")[-3000:]
@@ -109,11 +100,7 @@ class DockerEngine:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGCONT)
             with suppress(docker.errors.DockerException, OSError):
-                client = self.client()
-                for container in client.containers.list(all=True, ignore_removed=True):
-                    with suppress(docker.errors.APIError):
-                        container.remove(force=True, v=True)
-                client.close()
+                remove_containers(self.client())
             self._process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_END_S)
@@ -125,10 +112,9 @@ class DockerEngine:
                 process.kill()
         psutil.wait_procs(left, timeout=_END_S)
         subprocess.run(["ip", "link", "delete", self._bridge], capture_output=True, check=False)
-        for mount in reversed(_mounts_below(self.folder)):
-            subprocess.run(["umount", "-l", mount], capture_output=True, check=False)
+        unmount_below(self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)
-        self._remove_groups()
+        remove_groups(self._group)
 
     def __enter__(self) -> Self:
         return self
@@ -154,12 +140,6 @@ class DockerEngine:
         ):
             subprocess.run(["ip", *words], check=True)
 
-    def _remove_groups(self) -> None:
-        for folder in [*Path("/sys/fs/cgroup").glob(f"*/{self._group}"), Path("/sys/fs/cgroup") / self._group]:
-            for inner in [*folder.glob("*"), folder]:
-                with suppress(OSError):
-                    inner.rmdir()
-
 
 def install() -> None:
     """Debian's engine where none is there."""
@@ -171,6 +151,40 @@ def install() -> None:
     subprocess.run([*apt, "install", "-y", "-qq", "--no-install-recommends", *_PACKAGES], check=True, env=environment)
 
 
-def _mounts_below(folder: Path) -> list[str]:
+def wait_for(engine: subprocess.Popen[bytes], client: Callable[[], Any], log: Callable[[], str]) -> None:
+    """Until an engine answers."""
+    deadline = time.monotonic() + _START_S
+    while True:
+        assert engine.poll() is None and time.monotonic() < deadline, log()
+        with suppress(docker.errors.DockerException):
+            client().close()
+            return
+        time.sleep(0.1)
+
+
+def container_names(client: Any) -> list[str]:
+    """Names of all containers, ended ones included; closes the client."""
+    with closing(client):
+        return [str(one.name) for one in client.containers.list(all=True, ignore_removed=True)]
+
+
+def remove_containers(client: Any) -> None:
+    """All of them; closes the client."""
+    with closing(client):
+        for container in client.containers.list(all=True, ignore_removed=True):
+            with suppress(docker.errors.APIError):
+                container.remove(force=True, v=True)
+
+
+def unmount_below(folder: Path) -> None:
     points = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
-    return [point for point in points if point.startswith(f"{folder}/")]
+    for point in reversed([point for point in points if point.startswith(f"{folder}/")]):
+        subprocess.run(["umount", "-l", point], capture_output=True, check=False)
+
+
+def remove_groups(name: str) -> None:
+    """The control groups of an engine's containers."""
+    for folder in [*Path("/sys/fs/cgroup").glob(f"*/{name}"), Path("/sys/fs/cgroup") / name]:
+        for inner in [*folder.glob("*"), folder]:
+            with suppress(OSError):
+                inner.rmdir()

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -19,10 +18,12 @@ import docker
 import psutil
 import trustme
 
+from tests.docker_engine import container_names, remove_containers, remove_groups, unmount_below, wait_for
+
 _PACKAGES = ("docker.io", "iptables", "iproute2", "openssh-server", "openssh-client")
 _PROGRAMS = ("dockerd", "iptables", "ip", "sshd", "ssh", "nsenter")
 _NETWORK = "198.51.100"
-_START_S, _END_S = 60, 20
+_END_S = 20
 _SSHD = """Port 22
 ListenAddress {address}
 HostKey {folder}/hostkey
@@ -89,13 +90,8 @@ class Node:
 
     def wait(self) -> None:
         """Until the engine answers."""
-        deadline = time.monotonic() + _START_S
-        while True:
-            assert self._engine is not None and self._engine.poll() is None and time.monotonic() < deadline, self.log()
-            with suppress(docker.errors.DockerException):
-                self.client().close()
-                return
-            time.sleep(0.1)
+        assert self._engine is not None
+        wait_for(self._engine, self.client, self.log)
 
     @property
     def host_key(self) -> str:
@@ -108,11 +104,7 @@ class Node:
 
     def containers(self) -> list[str]:
         """Names of all containers, ended ones included."""
-        client = self.client()
-        try:
-            return [str(one.name) for one in client.containers.list(all=True, ignore_removed=True)]
-        finally:
-            client.close()
+        return container_names(self.client())
 
     def cut(self) -> None:
         """Take its network away."""
@@ -126,11 +118,7 @@ class Node:
 
     def close(self) -> None:
         with suppress(docker.errors.DockerException, OSError):
-            client = self.client()
-            for container in client.containers.list(all=True, ignore_removed=True):
-                with suppress(docker.errors.APIError):
-                    container.remove(force=True, v=True)
-            client.close()
+            remove_containers(self.client())
         for process in (self._sshd, self._engine):
             if process is not None:
                 process.terminate()
@@ -147,13 +135,8 @@ class Node:
         psutil.wait_procs(left, timeout=_END_S)
         for words in (("link", "delete", self._name), ("netns", "delete", self._name)):
             subprocess.run(["ip", *words], capture_output=True, check=False)
-        points = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
-        for mount in reversed([point for point in points if point.startswith(f"{self.folder}/")]):
-            subprocess.run(["umount", "-l", mount], capture_output=True, check=False)
-        for group in [*Path("/sys/fs/cgroup").glob(f"*/{self._name}"), Path("/sys/fs/cgroup") / self._name]:
-            for inner in [*group.glob("*"), group]:
-                with suppress(OSError):
-                    inner.rmdir()
+        unmount_below(self.folder)
+        remove_groups(self._name)
 
     def _inside(self, *words: str) -> subprocess.Popen[bytes]:
         # Not ``ip netns exec``, which mounts /sys anew: an engine would not see its control groups.
