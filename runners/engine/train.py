@@ -16,6 +16,7 @@ import json
 import math
 import random
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ BLOCK_MIX: dict[str, dict[int, float]] = {
 }
 """Each mostly at the block it is run at; the rest keeps a swept block size meaningful."""
 
-DECAY = {"dflash2": 3.0, "dspine": 3.5}
+DECAY = 2.5
 """Positions over which a draft's weight in the loss falls to 1/e: about as fast as the share of steps that reach it."""
 
 
@@ -182,8 +183,12 @@ class Learner:
     def __init__(self, name: str, target: Any, embedding: Tensor, args: argparse.Namespace, device: str) -> None:
         self.name, self.args, self.device, self.embedding = name, args, device, embedding
         self.started_from: str | None = None
+        self.before: dict[str, Any] | None = None
         if args.start:
-            self.model, self.started_from = load_block_model(name, Path(args.start.format(name)))
+            start = Path(args.start.format(name))
+            self.model, self.started_from = load_block_model(name, start)
+            with suppress(FileNotFoundError):
+                self.before = json.loads((start / "training.json").read_text())
             self.model.train().requires_grad_(True)
         else:
             self.model = new_model(name, target)
@@ -212,7 +217,7 @@ class Learner:
         anchors = batch.prompt_lengths[:, None] + (torch.rand(shape, device=self.device) * room).long()
         with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
             parts = objective.loss(
-                self.model, self.codebooks, batch, anchors, block, self.embedding, self.tables, DECAY[self.name],
+                self.model, self.codebooks, batch, anchors, block, self.embedding, self.tables, DECAY,
                 self.args.rows * len(room),
             )  # fmt: skip
         total = parts["path"] + 0.5 * parts["unary"] + parts.get("confidence", 0.0)
@@ -271,7 +276,7 @@ def fit(args: argparse.Namespace) -> None:
             "steps": step, "blocks": learner.blocks, "sequences": len(text.training),
             "answer_tokens": int((text.lengths - text.prompt_lengths).sum()), "seed": args.seed, "batch": args.batch,
             "anchors": args.anchors, "rows": args.rows, "learning_rate": args.learning_rate, "seconds": seconds,
-            "started_from": learner.started_from,
+            "started_from": learner.started_from, "before": learner.before,
             "trained_beside": [other.name for other in learners if other is not learner],
             "parameters": sum(p.numel() for p in learner.model.parameters()),
             "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
