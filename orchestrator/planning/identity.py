@@ -129,7 +129,9 @@ def installed_sglang(command: tuple[str, ...], env: tuple[tuple[str, str], ...])
 
     script = (
         "import importlib.metadata as packages, json, sys; "
-        "have = {one.metadata['Name'].lower(): one.version for one in packages.distributions()}; "
+        # Of a package that is there twice, the first is imported: the later ones are written first here.
+        "found = [(one.metadata['Name'], one.version) for one in packages.distributions()][::-1]; "
+        "have = {name.lower(): version for name, version in found if name}; "
         "print(json.dumps({name: have[name] for name in sys.argv[1:] if name in have}))"
     )
     words = [*interpreter(command), "-c", script, *_SGLANG_PACKAGES]

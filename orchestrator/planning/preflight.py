@@ -18,6 +18,7 @@ from orchestrator.schema import ArmConfig, Experiment
 from orchestrator.schema.place import AttachRunner, EmbeddedRunner, ProcessRunner, Runner
 
 _SQLITE = "sqlite:///"
+_SGLANG_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 
 
 def missing_arms(experiment: Experiment) -> dict[str, str]:
@@ -190,8 +191,21 @@ def _drafter_lacks(arm: ArmConfig) -> str | None:
         if arm.engine == "embedded":
             return f"drafter={drafter.name}: the embedded engine needs a folder, not the name {checkpoint.path}"
         return None
-    missing = [name for name in ("config.json", "model.safetensors") if not (local / name).is_file()]
+    missing = [] if (local / "config.json").is_file() else ["config.json"]
+    if (weights := _weights_missing(arm, local)) is not None:
+        missing.append(weights)
     return f"drafter={drafter.name}: {_join(missing)} missing in {_short(local)}" if missing else None
+
+
+def _weights_missing(arm: ArmConfig, folder: Path) -> str | None:
+    """Weights that a server would look for in a folder and not find. SGLang takes them in several files and of several
+    kinds, and none where it makes them up (``load-format: dummy``)."""
+    if arm.engine == "embedded":
+        return None if (folder / "model.safetensors").is_file() else "model.safetensors"
+    args = arm.server["server_args"]
+    if args.get("load-format") == "dummy" or any(any(folder.glob(kind)) for kind in _SGLANG_WEIGHTS):
+        return None
+    return f"weights ({', '.join(_SGLANG_WEIGHTS)})"
 
 
 def _join(names: list[str]) -> str:

@@ -16,7 +16,7 @@ import hashlib, importlib.metadata as packages, os
 def about(package):
     place = package.locate_file('')
     files = [file for file in package.files or () if file.name == 'METADATA'][:1]
-    times = [os.stat(package.locate_file(file)).st_mtime_ns for file in files]
+    times = [os.stat(path).st_mtime_ns for path in map(package.locate_file, files) if os.path.exists(path)]
     return [package.metadata['Name'], package.version, str(place), times]
 sglang = packages.distribution('sglang')
 said = sorted(map(repr, map(about, packages.distributions())))

@@ -153,6 +153,13 @@ def test_an_installed_sglang_is_known_by_the_packages_of_its_interpreter(tmp_pat
         assert known["sglang"] == version and "torch" in known and "pytest" not in known
         found.append(identity.arm_content(arm, facts))
     assert found[0] != found[1] and found[0]["server"] == found[1]["server"]
+    # What lies behind it on the path is not what is imported; a folder without a name keeps nothing from being told.
+    behind = tmp_path / "behind/sglang-0.5.16.dist-info"
+    behind.mkdir(parents=True)
+    (behind / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.16\n")
+    (tmp_path / "behind/left-1.0.dist-info").mkdir()
+    both = {"PYTHONPATH": f"{tmp_path / 'site'}:{tmp_path / 'behind'}"}
+    assert identity.installed_sglang(runner.command, tuple(both.items()))["sglang"] == "0.5.23"
     away = arm.model_copy(update={"runner": runner.model_copy(update={"command": ("no-such-sglang",)})})
     assert identity.gather([away], {})["engine"]["sglang"] == {"no-such-sglang": None}
     identity.arm_content(away, identity.gather([away], {}))

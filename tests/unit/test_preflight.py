@@ -60,6 +60,18 @@ def test_nothing_is_missing_where_all_is_there(tmp_path: Path) -> None:
     assert lacks(drafter=drafter("ngram")) is None
 
 
+def test_sglang_takes_weights_in_several_files_and_makes_them_up_where_it_is_told_to(tmp_path: Path) -> None:
+    runner = ProcessRunner(kind="process", command=("sglang",), port=None, ready_timeout_s=1.0, start_s=1.0)
+    own = drafter("dflash", checkpoints={"smollm2_135m": {"path": str(tmp_path)}})
+    told = lacks(drafter=own, runner=runner)
+    assert told is not None and "config.json and weights (*.safetensors, *.bin, *.pt, *.gguf) are missing" in told
+    (tmp_path / "config.json").write_text("{}")
+    assert "weights (" in (lacks(drafter=own, runner=runner) or "")
+    assert "missing" not in (lacks(drafter=own, runner=runner, server_args={"load-format": "dummy"}) or "")
+    (tmp_path / "model-00001-of-00002.safetensors").write_bytes(b"")
+    assert "missing" not in (lacks(drafter=own, runner=runner) or "")
+
+
 def test_what_is_missing_is_named() -> None:
     assert lacks(drafter=drafter("eagle3")) == (
         "drafter=eagle3: the embedded engine does not have it; it needs SGLang (runner=docker)"
