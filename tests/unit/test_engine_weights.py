@@ -30,15 +30,23 @@ def training(name: str) -> dict[str, Any]:
     return dict(json.loads((folder_of(name) / "training.json").read_text()))
 
 
+def trainings(name: str) -> list[dict[str, Any]]:
+    """One record for each time it was trained, the last one first."""
+    found: list[dict[str, Any]] = [training(name)]
+    while before := found[-1].get("before"):
+        found.append(before)
+    return found
+
+
 def rows(name: str) -> list[str]:
     """The card's table rows, made from the files; a failure of the test below shows what to write."""
-    weights, made = folder_of(name) / "model.safetensors", training(name)
-    counts = (made[key] for key in ("parameters", "sequences", "answer_tokens", "steps", "blocks"))
-    cells = [
-        [f"{weights.stat().st_size:,}", f"`{hashlib.sha256(weights.read_bytes()).hexdigest()}`"],
-        [*(f"{count:,}" for count in counts), f"{made['seconds']} s, {made['device']}"],
-    ]
-    for held in made["held_out"]:
+    weights = folder_of(name) / "model.safetensors"
+    cells = [[f"{weights.stat().st_size:,}", f"`{hashlib.sha256(weights.read_bytes()).hexdigest()}`"]]
+    for made in trainings(name):
+        counts = (made[key] for key in ("parameters", "sequences", "answer_tokens", "steps", "blocks"))
+        rate = f"{made['learning_rate']:g}"
+        cells.append([*(f"{count:,}" for count in counts), rate, f"{made['seconds']} s, {made['device']}"])
+    for held in training(name)["held_out"]:
         rates = " ".join("-" if rate is None else f"{rate:.2f}" for rate in held["position_rates"])
         cells.append([str(held["block"]), f"{held['verify_steps']:,}", f"{held['tau']:.2f}", rates])
     return [f"| `{folder_of(name).name}` | " + " | ".join(row) + " |" for row in cells]
@@ -51,11 +59,12 @@ def test_the_card_says_what_the_files_say() -> None:
 
 def test_the_cards_sentences_hold() -> None:
     for name in MODELS:
-        made, config = training(name), json.loads((folder_of(name) / "config.json").read_text())
-        assert {held["sequences"] for held in made["held_out"]} == {192}
-        figures = [made[key] for key in ("batch", "anchors", "rows", "learning_rate", "started_from")]
-        assert figures == [128, 20, 96, 0.002, None]
-        assert made["trained_beside"] == [other for other in MODELS if other != name]
+        made, config = trainings(name), json.loads((folder_of(name) / "config.json").read_text())
+        assert {held["sequences"] for held in made[0]["held_out"]} == {192}
+        assert all([one[key] for key in ("batch", "anchors", "rows")] == [128, 20, 96] for one in made)
+        assert made[-1]["started_from"] is None and all(one["started_from"] for one in made[:-1])
+        assert made[-1]["trained_beside"] == [other for other in MODELS if other != name]
+        assert len({one["seed"] for one in made}) == len(made) == {"dflash2": 1, "dspine": 2}[name]
         assert config[MODELS[name].section]["target_layer_ids"] == [3, 12, 21, 28]
 
 
