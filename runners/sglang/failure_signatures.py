@@ -40,6 +40,11 @@ SIGNATURES = (
         r"error: argument --[\w-]+",
     ),
     _signature(
+        "setting",
+        "the target's tokenizer lacks a token of its reasoning parser: target.reasoning_parser=null, in every arm",
+        r"think_\w+_token .* must encode to exactly one token",
+    ),
+    _signature(
         "plugin",
         "the vendor's code does not fit this SGLang: see its traceback",
         r"Failed to (load|execute general) plugin",

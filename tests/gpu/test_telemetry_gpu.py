@@ -91,6 +91,7 @@ def loaded(server_gib: int, other_gib: int = 0) -> tuple[TrialUsage, samples.Sam
         neighbour: AbstractContextManager[Any] = computing(other_gib, 0.0) if other_gib else nullcontext()
         with neighbour, Sampler(path, "0") as sampler, computing(server_gib, LOAD_S) as server:
             sampler.watch([server.pid])
+            time.sleep(0.5)  # CPU time is read off at the window's two ends, so a sample of the server comes before it
             sampler.synchronize()
             start = time.perf_counter()
             time.sleep(LOAD_S - 3)
@@ -120,7 +121,8 @@ def test_a_data_centre_gpu_answers_every_field() -> None:
     assert gpus.absent is None, gpus.absent
     (facts,), (reading,) = gpus.describe(), gpus.read()
     say(facts=facts, reading=reading, driver=gpus.driver)
-    assert all(value is not None for value in facts.values()), facts
+    missing = {name for name, value in facts.items() if value is None}
+    assert missing <= {"numa_node", "nvlinks"}, facts  # a virtual machine may show neither
     unknown = [name for name, value in reading.items() if value is None]
     assert not set(unknown) - {"processes"}, f"refused: {unknown}"
     assert 10 < reading["power_w"] < 1500 and 10 < reading["temperature_c"] < 110

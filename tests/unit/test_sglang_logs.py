@@ -57,6 +57,12 @@ EXPECTED = {
     "no-memory-for-kv-dflash": ("memory", "loading the drafter", "leave no GPU memory", "above 0.090, in every arm"),
     "parent-sigkill-while-serving": ("killed", "ready", "", "ended from outside"),
     "port-in-use": ("port_in_use", "listening nowhere", "[Errno 98]", "runner.port=null"),
+    "reasoning-parser-no-think-token": (
+        "setting",
+        "capturing CUDA graphs (draft verify)",
+        "think_end_token '</think>'",
+        "target.reasoning_parser=null",
+    ),
     "sigterm-during-load": ("killed", "loading the target", "", "ended from outside"),
     "small-kv-pool-512": ("stopped", "ready", "", "SIGTERM"),
     "unknown-algorithm": ("plugin", "starting", "Unknown speculative algorithm name: FOO", "drafter.algorithm"),
