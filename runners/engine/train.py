@@ -48,7 +48,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 BLOCK_MIX: dict[str, dict[int, float]] = {
     "dflash2": {8: 0.8, 4: 0.1, 16: 0.1},
-    "dspine": {16: 0.8, 8: 0.1, 4: 0.1},
+    "dspine": {16: 0.5, 8: 0.4, 4: 0.1},
 }
 """Each mostly at the block it is run at; the rest keeps a swept block size meaningful."""
 
