@@ -82,6 +82,13 @@ def _image(arm: ArmConfig, runner: DockerRunner, output: Path, places: _Places, 
         done.lacks.append(f"image: {failure}")
         return False
     done.lines.append(f"image    {image} = {digest}")
+    if arm.load.client == "node":
+        try:
+            digest = lock_image(places.connection(arm).client, arm.load.image, runner.pull, output, _progress)
+        except ServerFailure as failure:
+            done.lacks.append(f"image of the load client: {failure}")
+        else:
+            done.lines.append(f"client   {arm.load.image} = {digest}")
     return True
 
 

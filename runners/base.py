@@ -45,6 +45,10 @@ class ServerHandle:
     """Its processes, as numbered where ``sampler`` runs."""
     sampler: tuple[str, ...] = ()
     """Command that starts the telemetry sampler where the server runs; empty: on this machine."""
+    client: tuple[str, ...] = ()
+    """Command that starts the load client where the server runs; empty: requests are sent from this process."""
+    client_url: str | None = None
+    """The server as that client sees it."""
 
 
 class Runner(Protocol):

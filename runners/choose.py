@@ -33,7 +33,8 @@ def make_runner(arm: ArmConfig) -> Runner:
         from runners.docker import runner
 
         prepare = _embedded(None, "python") if arm.engine == "embedded" else _sglang()
-        made = runner.DockerRunner(prepare, arm.name, arm.node.model_dump(mode="json"), options)
+        client = arm.load.image if arm.load.client == "node" else None
+        made = runner.DockerRunner(prepare, arm.name, arm.node.model_dump(mode="json"), options, client)
         return _alone(arm, made)
     from runners import process
 

@@ -80,7 +80,7 @@ def suite(prompts: int = 4, repeats: int = 2, tokens: int = 7) -> Suite:
 def load(concurrency: tuple[int, ...] = (1,), timeout_s: float = 20.0) -> Load:
     return Load(
         name="single", arrival="closed", concurrency=concurrency, rate=None, endpoint="generate", warmup_requests=1,
-        request_timeout_s=timeout_s, stall_timeout_s=timeout_s,
+        request_timeout_s=timeout_s, stall_timeout_s=timeout_s, client="here", image="spec-orchestrator/client",
     )  # fmt: skip
 
 
@@ -107,6 +107,7 @@ def comparison(output: Path, *arms: ArmConfig, tag: str = "") -> tuple[Experimen
                     warmup_requests=warmup_requests(config, concurrency),
                     request_timeout_s=config.load.request_timeout_s,
                     stall_timeout_s=config.load.stall_timeout_s,
+                    client=config.load.client,
                 )
                 key = f"{tag}{name}-c{concurrency or rate}-r{repeat}"
                 trials.append(Trial(key, name, index, repeat, point, position))

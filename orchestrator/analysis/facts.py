@@ -180,9 +180,10 @@ def _arm(config: ArmConfig, missing: str | None) -> ArmFacts:
 
 
 def _load(load: LoadPoint) -> str:
+    client = ", client on the node" if load.client == "node" else ""
     if load.rate is not None:
-        return f"{load.rate:g} requests/s, {load.arrival} arrivals"
-    return "one request at a time" if load.concurrency == 1 else f"{load.concurrency} requests at a time"
+        return f"{load.rate:g} requests/s, {load.arrival} arrivals{client}"
+    return f"{'one request' if load.concurrency == 1 else f'{load.concurrency} requests'} at a time{client}"
 
 
 def _sessions(entries: Sequence[TrialEntry]) -> list[SessionFacts]:

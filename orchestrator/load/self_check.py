@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Self
+from typing import Literal, Self
 
 from orchestrator.analysis import metrics
 from orchestrator.frozen import Frozen
@@ -29,6 +29,8 @@ LATE_SHARE = 0.1
 class ClientUsage(Frozen):
     """The client while it measured one trial."""
 
+    where: Literal["here", "node"] = "here"
+    """In the orchestrator's own process, or beside the server."""
     wall_s: float
     cpu_s: float
     """CPU time of this process, all threads."""

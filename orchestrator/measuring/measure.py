@@ -15,9 +15,11 @@ from typing import Literal
 from orchestrator.analysis import baseline
 from orchestrator.load.arrivals import schedule
 from orchestrator.load.http import Broken, call
-from orchestrator.load.loops import closed_loop, open_loop
+from orchestrator.load.job import Job, Send
+from orchestrator.load.loops import closed_loop
+from orchestrator.load.remote import ClientLost, load_client
 from orchestrator.load.request import Endpoint, Limits, Request, Sampling
-from orchestrator.load.self_check import ClientUsage, Watch
+from orchestrator.load.self_check import ClientUsage
 from orchestrator.measuring import server_totals
 from orchestrator.measuring.interrupt import Interrupt
 from orchestrator.measuring.progress import Display, trial_line
@@ -88,6 +90,10 @@ def measure(
                     except ServerFailure:
                         _raise_if_dead(runner, handle)  # then that is the reason, not what failed because of it
                         raise
+                    except ClientLost as problem:
+                        _raise_if_dead(runner, handle)
+                        message = f"{problem}; what it measured is kept, the same command measures the rest"
+                        raise ServerFailure("load_client", message, handle.log, served=True) from problem
                     sampler.synchronize()
                     measured = [record for record in records if record.phase == "measure"]
                     well = all(record.outcome == "ok" for record in measured)
@@ -196,7 +202,20 @@ async def _trial(
     status: Callable[[str], None],
 ) -> tuple[TrialTotals, ClientUsage]:
     """Warm up, flush, measure; returns the server's own totals on both sides of what was measured, and what measuring
-    took."""
+    took. Raises ServerFailure and ClientLost."""
+    async with load_client(handle.client) as send:
+        return await _measured(handle, trial, arm, texts, keep, status, send)
+
+
+async def _measured(
+    handle: ServerHandle,
+    trial: Trial,
+    arm: ArmConfig,
+    texts: Mapping[str, str],
+    keep: Callable[[RequestRecord], None],
+    status: Callable[[str], None],
+    send: Send,
+) -> tuple[TrialTotals, ClientUsage]:
     load = trial.load
     suite = arm.suite
     limits = Limits(load.request_timeout_s, load.stall_timeout_s)
@@ -216,8 +235,8 @@ async def _trial(
             warm.append(record)
             keep(record)
 
-        batch = requests(warmup_prompts(suite, count), "warmup")
-        await closed_loop(handle.url, batch, load.concurrency or count, limits, keep_warm)
+        batch = tuple(requests(warmup_prompts(suite, count), "warmup"))
+        await send(Job(handle.client_url or handle.url, batch, limits, load.concurrency or count), keep_warm)
         if all(record.outcome != "ok" for record in warm):
             raise ServerFailure("warmup", f"no warm-up request ended well; the first: {warm[0].error}", handle.log)
     await _flush(handle)
@@ -229,16 +248,14 @@ async def _trial(
         kept.append(record)
         keep(record)
 
-    measured = list(requests(suite.prompts, "measure"))
-    with Watch() as watch:
-        if load.concurrency is not None:
-            await closed_loop(handle.url, measured, load.concurrency, limits, keep_measured)
-        elif load.rate is not None and load.arrival != "closed":
-            times = schedule(load.arrival, load.rate, len(measured), suite.seed, trial.repeat)
-            await open_loop(handle.url, measured, times, limits, keep_measured)
+    measured = tuple(requests(suite.prompts, "measure"))
+    times: tuple[float, ...] = ()
+    if load.rate is not None and load.arrival != "closed":
+        times = tuple(schedule(load.arrival, load.rate, len(measured), suite.seed, trial.repeat))
+    usage = await send(Job(handle.client_url or handle.url, measured, limits, load.concurrency, times), keep_measured)
     ended = sum(record.outcome == "ok" for record in kept)
     after = await server_totals.read_after(handle.url, before, ended)
-    return TrialTotals(before=before, after=after), watch.usage(kept)
+    return TrialTotals(before=before, after=after), usage
 
 
 async def _flush(handle: ServerHandle) -> None:

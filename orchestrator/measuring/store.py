@@ -198,12 +198,18 @@ def load(run: Path) -> tuple[list[TrialEntry], list[RequestRecord]]:
     records = {key: list(_of_trial(file(entry.records), key)) for key, entry in finished.items()}
     read = cache(lambda file: samples.read(run / file))
     used = [
-        entry.model_copy(update={"usage": window.usage(read(entry.telemetry), records[key])})
+        entry.model_copy(update={"usage": window.usage(read(entry.telemetry), records[key], _client_s(entry))})
         if entry.telemetry and (run / entry.telemetry).exists()
         else entry
         for key, entry in finished.items()
     ]
     return used, list(chain.from_iterable(records.values()))
+
+
+def _client_s(entry: TrialEntry) -> float:
+    """CPU time of the load client where it ran beside the server, in a container of its own."""
+    client = entry.server.client
+    return client.cpu_s if client is not None and client.where == "node" else 0.0
 
 
 def _copy_telemetry(run: Path, entry: TrialEntry, records: Iterable[RequestRecord], target: Path) -> Path | None:

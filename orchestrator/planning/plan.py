@@ -148,6 +148,7 @@ def _load_points(arm: ArmConfig, backwards: bool) -> list[LoadPoint]:
             warmup_requests=warmup_requests(arm, concurrency),
             request_timeout_s=load.request_timeout_s,
             stall_timeout_s=load.stall_timeout_s,
+            client=load.client,
         )
         for concurrency, rate in values
     ]

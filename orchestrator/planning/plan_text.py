@@ -97,9 +97,13 @@ def _facts(base: ArmConfig, experiment: Experiment) -> list[str]:
         f"verification {base.verification.mode}",
         f"  suite         {suite.name}: {len(suite.prompts)} prompts x {suite.repeats}, at most "
         f"{suite.token_limit(base.target.name)} tokens, temperature {suite.temperature:g}",
-        f"  load          {load.name}: {_points(load)}, endpoint {load.endpoint}",
+        f"  load          {load.name}: {_points(load)}, endpoint {load.endpoint}{_client(load)}",
         f"  order         {experiment.order}, baseline {experiment.baseline}, varies {', '.join(experiment.varies)}",
     ]
+
+
+def _client(load: Load) -> str:
+    return f", client on the node, in a container of {load.image}" if load.client == "node" else ""
 
 
 def _points(load: Load) -> str:

@@ -170,6 +170,16 @@ class Experiment(Model):
         return self
 
     @model_validator(mode="after")
+    def _client_has_a_container(self) -> Self:
+        for name, arm in self.configs.items():
+            if arm.load.client == "node" and arm.runner.kind != "docker":
+                raise ValueError(
+                    f"load.client: node puts the client into a container beside the server's, and arm {name} has "
+                    f"runner={arm.runner.kind}; allowed: here, or runner=docker"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _rounds_are_whole(self) -> Self:
         if self.stop.rule == "fixed":
             return self

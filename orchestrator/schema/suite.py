@@ -89,6 +89,7 @@ class Suite(Model):
 
 Endpoint = Literal["generate", "completions", "chat"]
 Arrival = Literal["closed", "constant", "poisson"]
+Client = Literal["here", "node"]
 
 
 class Load(Model):
@@ -111,6 +112,10 @@ class Load(Model):
     request_timeout_s: Annotated[float, Field(gt=0)]
     stall_timeout_s: Annotated[float, Field(gt=0)]
     """A request is given up when no byte came for so long after its answer had begun."""
+    client: Client
+    """Where requests are sent from: ``here``, or on the ``node`` that serves, so that no network is measured."""
+    image: str
+    """Of the client on the node; it holds Python and packages, the client's code comes from here."""
 
     @field_validator("concurrency", "rate")
     @classmethod
@@ -140,8 +145,10 @@ class LoadPoint(Model):
     warmup_requests: int
     request_timeout_s: float
     stall_timeout_s: float
+    client: Client
 
     @property
     def shown(self) -> str:
         """For people: ``8 in flight`` or ``2.5/s poisson``."""
-        return f"{self.concurrency} in flight" if self.rate is None else f"{self.rate:g}/s {self.arrival}"
+        shown = f"{self.concurrency} in flight" if self.rate is None else f"{self.rate:g}/s {self.arrival}"
+        return f"{shown}, client on the node" if self.client == "node" else shown

@@ -115,8 +115,11 @@ def _length_s(record: RequestRecord) -> float:
     return record.chunks[-1][0] if record.chunks else 0.0
 
 
-def usage(samples: Samples, records: Sequence[RequestRecord]) -> TrialUsage | None:
-    """What one trial's requests cost. None where the trial has no measured request."""
+def usage(samples: Samples, records: Sequence[RequestRecord], client_s: float = 0.0) -> TrialUsage | None:
+    """What one trial's requests cost. None where the trial has no measured request.
+
+    ``client_s``: CPU time of a load client on the node that the sampler does not see.
+    """
     window = span(records)
     if window is None:
         return None
@@ -139,7 +142,7 @@ def usage(samples: Samples, records: Sequence[RequestRecord]) -> TrialUsage | No
         rss_bytes=_spread(line["server"]["rss_bytes"] for line in inside if line["server"]),
         cpu_s=cpu_s,
         sampler_cpu_s=sampler_cpu_s,
-        others_cores=_others_cores(around, start, end, cpu_s, sampler_cpu_s),
+        others_cores=_others_cores(around, start, end, cpu_s, (sampler_cpu_s or 0.0) + client_s),
         node_cores=samples.start.get("cores"),
         clock_error_s=samples.clock((start + end) / 2).error_s,
         absent=_absent(samples),
@@ -147,9 +150,10 @@ def usage(samples: Samples, records: Sequence[RequestRecord]) -> TrialUsage | No
 
 
 def _others_cores(
-    around: Sequence[tuple[float, Line]], start: float, end: float, server_s: float | None, sampler_s: float | None
+    around: Sequence[tuple[float, Line]], start: float, end: float, server_s: float | None, own_s: float
 ) -> float | None:
-    """What of the node's busy time was nobody's here, per second. Where the client cannot be seen it runs elsewhere."""
+    """What of the node's busy time was nobody's here, per second. Where the client cannot be seen it runs elsewhere, or
+    is in ``own_s`` with the sampler."""
     read = [(time, line["host"]) for time, line in around if line.get("host")]
     busy = _difference([(time, host["busy_s"]) for time, host in read], start, end)
     if busy is None or server_s is None or end <= start:
@@ -157,7 +161,7 @@ def _others_cores(
     seen = [(time, host["client_cpu_s"]) for time, host in read if host["client_cpu_s"] is not None]
     client = _difference(seen, start, end) or 0.0
     # The node counts in ticks, processes to the microsecond: of an idle node the difference can fall below 0.
-    return max(0.0, busy - server_s - client - (sampler_s or 0.0)) / (end - start)
+    return max(0.0, busy - server_s - client - own_s) / (end - start)
 
 
 def _gpu(

@@ -23,7 +23,7 @@ _TELL_S = 5.0
 
 def refuse(arms: Iterable[ArmConfig]) -> None:
     """Raises ConfigError where an engine does not answer, or lacks an image that it may not pull."""
-    for arm, image in _containers(arms):
+    for arm, key, image in _containers(arms):
         from runners.docker import images
         from runners.docker.connect import connect
 
@@ -31,7 +31,7 @@ def refuse(arms: Iterable[ArmConfig]) -> None:
             with connect(arm.node.model_dump(mode="json")) as connection:
                 if _runner(arm).pull == "never" and images.digest(connection.client, image) is None:
                     raise ConfigError(
-                        f"runner.image={image}",
+                        f"{key}={image}",
                         "the container engine does not have it, and runner.pull=never",
                         hint=images.how_to_get(image, "never"),
                     )
@@ -46,7 +46,7 @@ def settle(arms: Iterable[ArmConfig], output: Path) -> dict[str, hardware.Machin
     GPUs that an arm wants: nothing was started.
     """
     found: dict[str, hardware.Machine] = {}
-    for arm, image in _containers(arms):
+    for arm, key, image in _containers(arms):
         from runners.docker import node_facts
         from runners.docker.connect import connect
         from runners.docker.container import gpu_ids
@@ -56,7 +56,7 @@ def settle(arms: Iterable[ArmConfig], output: Path) -> dict[str, hardware.Machin
                 try:
                     lock_image(connection.client, image, _runner(arm).pull, output, _print_rarely())
                 except ServerFailure as failure:
-                    raise ConfigError(f"runner.image={image}", str(failure)) from failure
+                    raise ConfigError(f"{key}={image}", str(failure)) from failure
                 if arm.node.kind != "local" and arm.node.shown not in found:
                     found[arm.node.shown] = node_facts.read(connection, image, bool(gpu_ids(arm.server)))
         except ServerFailure as failure:
@@ -76,16 +76,21 @@ def lock_image(client: Any, image: str, pull: images.Pull, output: Path, on_stat
     return digest
 
 
-def _containers(arms: Iterable[ArmConfig]) -> list[tuple[ArmConfig, str]]:
-    """One arm for each image on each node. Raises ConfigError where containers cannot be asked for at all."""
-    found: dict[tuple[str, str], ArmConfig] = {}
+def _containers(arms: Iterable[ArmConfig]) -> list[tuple[ArmConfig, str, str]]:
+    """(arm, config key, image): one arm for each image on each node, those of servers first. Raises ConfigError where
+    containers cannot be asked for at all."""
+    found: dict[tuple[str, str, str], ArmConfig] = {}
+    arms = [arm for arm in arms if arm.runner.kind == "docker"]
     for arm in arms:
         # An arm without one is named as missing by another check.
-        if arm.runner.kind == "docker" and arm.server["runner"]["image"] is not None:
-            found.setdefault((arm.node.model_dump_json(), arm.server["runner"]["image"]), arm)
+        if (image := arm.server["runner"]["image"]) is not None:
+            found.setdefault((arm.node.model_dump_json(), "runner.image", image), arm)
+    for arm in arms:
+        if arm.load.client == "node":
+            found.setdefault((arm.node.model_dump_json(), "load.image", arm.load.image), arm)
     if found and find_spec("docker") is None:
         raise ConfigError("runner=docker", "needs Docker's client for Python", hint="pip install -e '.[gpu]'")
-    return [(arm, image) for (_, image), arm in found.items()]
+    return [(arm, key, image) for (_, key, image), arm in found.items()]
 
 
 def _runner(arm: ArmConfig) -> DockerRunner:

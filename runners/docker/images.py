@@ -54,7 +54,7 @@ def digest(client: docker.DockerClient, image: str) -> str | None:
 def how_to_get(image: str, pull: Pull) -> str:
     """What to do about an image that is not there."""
     if (own := _OWN.match(image)) is not None:
-        return f"build it: docker build -t {image} -f containers/{own[1]}/Dockerfile . (containers/README.md)"
+        return f"build it: docker build -t {image} -f containers/{own[1]}/Dockerfile . (docs/howto/build-the-images.md)"
     if pull == "never":
         return f"docker pull {image} on the node, or runner.pull=missing"
     return "check runner.image"

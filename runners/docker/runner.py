@@ -16,6 +16,7 @@ from orchestrator.planning import hardware
 from orchestrator.planning.gpu_choice import position
 from orchestrator.planning.identity import content_hash
 from runners.base import Prepare, ServerFailure, ServerHandle, Software
+from runners.docker import client as load_client
 from runners.docker import container as containers
 from runners.docker import failures, images, inside, node_facts, owner, places, telemetry
 from runners.docker.ask import ImageAsker
@@ -25,7 +26,7 @@ from runners.docker.logs import LogFollower
 from runners.docker.reaper import Reaper, remove
 from runners.docker.sweep import sweep
 from runners.gpu_lock import identifiers
-from runners.starting import tail, wait_until_ready
+from runners.starting import LOOPBACK, tail, wait_until_ready
 
 _GRACE_S = 10
 _LOOK_S = 5.0
@@ -38,14 +39,23 @@ class DockerRunner:
     """One server at a time, one container each.
 
     ``node``: of the arm's config. ``options``: ``port``, ``pull``, ``hf_cache``, ``kernel_cache``, ``offline`` and
-    ``ready_timeout_s`` of its runner.
+    ``ready_timeout_s`` of its runner. ``client_image``: of the load client, where that runs beside the server.
     """
 
-    def __init__(self, prepare: Prepare, arm: str, node: dict[str, Any], options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        prepare: Prepare,
+        arm: str,
+        node: dict[str, Any],
+        options: Mapping[str, Any],
+        client_image: str | None = None,
+    ) -> None:
         self._prepare = prepare
         self._arm = arm
         self._node = node
         self._options = options
+        self._client_image = client_image
+        self._client: Any = None
         self._connection: Connection | None = None
         self._reaper: Reaper | None = None
         self._container: Any = None
@@ -121,7 +131,21 @@ class DockerRunner:
             raise
         known = {"image": image, "image_digest": digest, "container_engine": engine, **_gpus(place, machine)}
         sampler, pids = self._watched(bool(place.gpus))
-        return ServerHandle(url, log, command, {**identity, **known}, tokenizer, pids, sampler)
+        client = self._start_client(labels)
+        client_url = f"http://{LOOPBACK}:{containers.PORT}" if client else None
+        return ServerHandle(url, log, command, {**identity, **known}, tokenizer, pids, sampler, client, client_url)
+
+    def _start_client(self, labels: Mapping[str, str]) -> tuple[str, ...]:
+        """Command of the load client, whose container is started; empty where it sends from here."""
+        assert self._connection is not None
+        if self._client_image is None:
+            return ()
+        try:
+            self._client = load_client.create(self._connection, self._client_image, self._container, labels)
+            return load_client.start(self._connection, self._client)
+        except Exception as problem:
+            about = f"the load client's container of {self._client_image} cannot be started"
+            raise failures.of_engine(problem, about) from problem
 
     def _run(self, place: containers.Place, arguments: dict[str, Any], log: Path) -> str:
         """Create, then start: the URL of the server."""
@@ -206,10 +230,13 @@ class DockerRunner:
         """SIGTERM, some seconds of grace, SIGKILL, removal. Without its engine the processes are ended by hand, and the
         reaper goes on trying to remove the container."""
         container, self._container = self._container, None
+        client, self._client = self._client, None
         removed = True
         if container is not None and self._connection is not None:
             try:
                 self._connection.check()
+                if client is not None:
+                    remove(client)
                 with suppress(NotFound):
                     container.stop(timeout=_GRACE_S)
                 remove(container)

@@ -98,8 +98,9 @@ def test_each_rate_is_a_load_point_that_plan_and_summary_name(tmp_path: Any) -> 
 def test_a_load_point_is_shown_as_people_say_it() -> None:
     closed: dict[str, Any] = {
         "arrival": "closed", "concurrency": 8, "rate": None, "endpoint": "generate", "warmup_requests": 0,
-        "request_timeout_s": 1.0, "stall_timeout_s": 1.0,
+        "request_timeout_s": 1.0, "stall_timeout_s": 1.0, "client": "here",
     }  # fmt: skip
     assert LoadPoint(**closed).shown == "8 in flight"
+    assert LoadPoint(**closed | {"client": "node"}).shown == "8 in flight, client on the node"
     opened = closed | {"arrival": "constant", "concurrency": None, "rate": 2.5}
     assert LoadPoint(**opened).shown == "2.5/s constant"
