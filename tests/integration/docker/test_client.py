@@ -103,7 +103,7 @@ def test_a_killed_client_costs_its_trial_only(with_client: DockerEngine, tmp_pat
     assert {entry.server.arm for entry in store.entries(directory)} == {"ngram"}
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGKILL, marks=pytest.mark.nightly), signal.SIGINT])
 def test_an_orchestrator_that_ends_leaves_no_client(
     with_client: DockerEngine, tmp_path: Path, how: signal.Signals
 ) -> None:

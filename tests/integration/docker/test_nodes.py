@@ -27,11 +27,11 @@ from runners.docker import node_facts, owner
 from runners.docker.connect import connect
 from runners.docker.gpu_lock import NodeLock
 from runners.docker.sweep import sweep
-from tests import base_image
+from tests import base_image, client_image
 from tests.command_process import eventually
 from tests.docker_engine import NoEngine
 from tests.integration.docker.conftest import EMBEDDED, IMAGE, MOUNTS, ROOT
-from tests.nodes import Node, Nodes
+from tests.nodes import SLOW_S, Node, Nodes
 
 COMMAND = [
     sys.executable, "-m", "orchestrator", "runner=docker_embedded", MOUNTS, "suite=smoke_2", "tracking=none",
@@ -48,6 +48,7 @@ def nodes() -> Iterator[Nodes]:
         first, second = (node.client() for node in found.nodes)
         base_image.make(first, found.folder)
         first.images.build(fileobj=io.BytesIO(IMAGE), tag=EMBEDDED, rm=True)
+        client_image.make(first)
         second.images.load(first.images.get(EMBEDDED).save(named=True))
         for client in (first, second):
             client.close()
@@ -148,6 +149,21 @@ def test_the_main_job_on_another_machine(way: str, nodes: Nodes, tmp_path: Path,
     again = run(tmp_path, place, *MAIN)
     assert again.returncode == 0 and "3 of 3 trials are measured already" in again.stdout, again.stdout + again.stderr
     assert node.containers() == [] and left_here() == []
+
+
+@pytest.mark.nightly
+def test_a_client_on_the_node_does_not_measure_the_way_there(nodes: Nodes, tmp_path: Path) -> None:
+    slow = {"kind": "ssh", "host": "slow-node", "docker_socket": str(nodes.nodes[0].socket)}
+    plain = [*PAIR, "~arms.ngram", "load.warmup_requests=1"]
+    first: dict[str, list[float]] = {}
+    for client in ("here", "node"):
+        done = run(tmp_path, slow, *plain, f"load.client={client}", f"name={client}")
+        assert done.returncode == 0, done.stdout + done.stderr
+        (directory,) = tmp_path.glob(f"runs/{client}/*")
+        _, records = store.load(directory)
+        first[client] = [record.ttft_s or 0.0 for record in records]
+    assert min(first["here"]) > 2 * SLOW_S > min(first["node"]), first
+    assert nodes.nodes[0].containers() == [] and left_here() == []
 
 
 def test_a_plan_asks_nobody(nodes: Nodes, tmp_path: Path) -> None:
