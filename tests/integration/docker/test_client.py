@@ -84,11 +84,8 @@ def test_the_client_runs_beside_the_server(with_client: DockerEngine, tmp_path: 
     lock = json.loads((tmp_path / "runs/images.lock.json").read_text())
     assert set(lock) == {EMBEDDED, "spec-orchestrator/client"}
 
-    here = run(tmp_path, with_client, "load.client=here")
-    assert "measured already" not in here.stdout, "another place to send from is another measurement"
-    by_prompt = {(record.arm, record.prompt_id): record.output_ids for record in records}
-    (second,) = [one for one in tmp_path.glob("runs/embedded_drafters/*") if one != directory]
-    assert {(one.arm, one.prompt_id): one.output_ids for one in store.load(second)[1]} == by_prompt
+    here = run(tmp_path, with_client, "load.client=here", "action=plan")
+    assert here.returncode == 0 and "measured already" not in here.stdout, "sent from elsewhere it is another trial"
 
 
 def test_a_killed_client_costs_its_trial_only(with_client: DockerEngine, tmp_path: Path) -> None:
@@ -124,7 +121,7 @@ def test_a_missing_image_is_told_before_anything_starts(engine: DockerEngine, tm
 
 
 def test_an_image_that_is_no_client_is_told(engine: DockerEngine, tmp_path: Path) -> None:
-    done = run(tmp_path, engine, "load.image=python:3.11-slim")
+    done = run(tmp_path, engine, "load.image=python:3.11-slim", "~arms.ngram")
     assert done.returncode == 1 and "the load client ended: " in done.stdout, done.stdout
     assert "No module named 'orjson'" in done.stdout and engine.containers() == []
 
