@@ -92,7 +92,10 @@ class EmbeddedSoftware:
         return answers(f"{url}/ready")
 
     def identify(self, url: str, pids: Sequence[int] | None) -> dict[str, Any]:
-        identity = get_json(f"{url}/server_info")
+        try:
+            identity = get_json(f"{url}/server_info")
+        except (OSError, ValueError) as problem:
+            raise ServerFailure("identity", f"it is up, and /server_info fails: {problem}") from problem
         if wrong := differences(self._config, identity, pids):
             raise ServerFailure("identity", "the server is not the one that was asked for: " + "; ".join(wrong))
         return identity

@@ -74,8 +74,8 @@ def _check_runner(runner: Runner, env: Mapping[str, str]) -> None:
     if isinstance(runner, AttachRunner):
         from runners import attach
 
-        if not attach.reachable(runner.url):
-            raise ConfigError(f"runner.url={runner.url}", "no server answers there", hint="start it first")
+        if (why := attach.unreachable(runner.url)) is not None:
+            raise ConfigError(f"runner.url={runner.url}", f"no server answers there ({why})", hint="start it first")
 
 
 def _without_sglang(command: tuple[str, ...], env: Mapping[str, str]) -> str | None:
