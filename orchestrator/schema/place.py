@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -35,7 +36,7 @@ class ProcessRunner(_Runner):
     """The local ``sglang`` installation as a process."""
 
     kind: Literal["process"]
-    command: Strings
+    command: Annotated[Strings, Field(min_length=1)]
     """How the server is entered, flags excluded."""
     port: Port
 
@@ -79,9 +80,15 @@ class AttachRunner(_Runner):
 
     @field_validator("url")
     @classmethod
-    def _no_password(cls, url: str) -> str:
-        if "@" in urlsplit(url).netloc:
+    def _is_an_address(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if "@" in parts.netloc:
             raise ValueError("a user and password in the URL would be in every record: let a tunnel hold them")
+        if not parts.hostname or parts.query or parts.fragment or not re.fullmatch(r"[!-~]+", url):
+            # Not shown: what stands behind a question mark may be a key.
+            raise ValueError("must be http(s)://host[:port][/path] in ASCII, without spaces, ? and #")
+        if parts.port == 0:  # raises ValueError for what is no port
+            raise ValueError("port 0 is no port to connect to")
         return url
 
     @property
