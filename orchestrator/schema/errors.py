@@ -9,6 +9,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from orchestrator.config.masking import MASK, looks_secret
 from orchestrator.config.names import ConfigError, nearest
 
 Loc = tuple[str | int, ...]
@@ -43,7 +44,8 @@ def _explain_one(fault: dict[str, Any], model: type[BaseModel], data: Mapping[st
     if kind in ("too_short", "string_too_short"):  # nothing in the configuration needs more than one
         return ConfigError(key, "is empty")
     told = fault["msg"].removeprefix("Input ").replace("should be", "must be", 1).replace("should ", "must ", 1)
-    return ConfigError(key, f"{_shown(value)}: {told}")
+    shown = MASK if looks_secret(key) else _shown(value)
+    return ConfigError(key, f"{shown}: {told}")
 
 
 def _wrong_value(key: str, value: Any, allowed: Iterable[str]) -> ConfigError:
