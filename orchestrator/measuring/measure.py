@@ -110,8 +110,10 @@ def measure(
                     store.finish(trial.key, file, len(measured), facts, reusable=reusable, telemetry=sampler.path)
                     display.note(trial_line(place, measured))
         finally:
-            display.status(f"{arm.name}: stopping the server")
-            runner.stop(handle)
+            try:
+                display.status(f"{arm.name}: stopping the server")
+            finally:  # a terminal that went away is no reason to leave a server
+                runner.stop(handle)
 
 
 def _gpu_setup(gpus: Sequence[Mapping[str, object]]) -> dict[str, object]:
