@@ -152,14 +152,23 @@ def _sglang_refuses(arm: ArmConfig) -> list[str]:
 
 def _target_lacks(arm: ArmConfig) -> str | None:
     path, local = arm.target.path, local_path(arm.target.path)
+    if local is not None and not _lies_here(arm):
+        return None
     if local is not None and not local.exists():
         return f"target.path={path}: there is no such folder"
+    if local is not None and local.is_dir() and not (local / "config.json").is_file():
+        return f"target.path={path}: the folder holds no config.json, so it is no model's"
     if arm.engine == "embedded" and local is None and "/" in path:
         return (
             f"target.path={path}: the embedded engine fetches nothing by this name; give a folder (target=hf_folder), "
             "or take a GPU node (preset=gpu)"
         )
     return None
+
+
+def _lies_here(arm: ArmConfig) -> bool:
+    """Whether the folders that an arm names are those of this machine, so that they can be looked at."""
+    return arm.engine == "embedded" or (arm.node.kind == "local" and arm.runner.kind != "attach")
 
 
 def _drafter_lacks(arm: ArmConfig) -> str | None:
@@ -189,6 +198,8 @@ def _drafter_lacks(arm: ArmConfig) -> str | None:
     if local is None:
         if arm.engine == "embedded":
             return f"drafter={drafter.name}: the embedded engine needs a folder, not the name {checkpoint.path}"
+        return None
+    if not _lies_here(arm):
         return None
     missing = [name for name in ("config.json", "model.safetensors") if not (local / name).is_file()]
     return f"drafter={drafter.name}: {_join(missing)} missing in {_short(local)}" if missing else None
