@@ -163,8 +163,7 @@ def differences(config: dict[str, Any], identity: dict[str, Any], pids: Sequence
 
 
 def _weights_sha256(folder: str | None) -> str | None:
-    """sha256 of a drafter's one weights file; None for a drafter without weights."""
+    """sha256 of the weights file that the engine loads; None for a drafter without weights."""
     if folder is None:
         return None
-    (file,) = Path(folder).glob("*.safetensors")
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    return hashlib.sha256((Path(folder) / "model.safetensors").read_bytes()).hexdigest()
