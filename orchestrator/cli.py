@@ -7,6 +7,7 @@ is wrong and nothing was started; 1 for a sweep with a failed comparison; else w
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 import time
@@ -28,6 +29,11 @@ _ANY_EXPERIMENT = ("name=log", '++arms.plain=["drafter=none"]')
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code. HYDRA_FULL_ERROR=1 shows the traceback of a wrong configuration."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(
+            stream, io.TextIOWrapper
+        ):  # a terminal or a log in an old encoding: a "?" is better than no table
+            stream.reconfigure(errors="replace")
     if not arguments:
         print(usage.overview(), end="", file=sys.stderr)
         return CONFIG_WRONG
@@ -35,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(usage.full(), end="")
         return 0
     try:
+        _check_folder()
         return _main(_read(arguments))
     except ConfigError as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
@@ -42,7 +49,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return CONFIG_WRONG
     except KeyboardInterrupt:
+        print("\nStopped. What was measured is kept; the same command goes on from there.", file=sys.stderr)
         return INTERRUPTED
+
+
+def _check_folder() -> None:
+    try:
+        Path.cwd()
+    except OSError as problem:
+        raise ConfigError(
+            "", f"the working directory is not there any more ({problem.strerror})", hint="cd"
+        ) from problem
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,10 @@ from omegaconf import DictConfig
 
 from orchestrator.analysis import fairness
 from orchestrator.config.compose import CONFIG_NAME, VERSION_BASE, load
+from orchestrator.config.masking import mask_command, mask_text
 from orchestrator.config.names import ConfigError, nearest
 from orchestrator.config.overrides import Override
-from orchestrator.paths import conf_dir
+from orchestrator.paths import conf_dir, write_whole
 from orchestrator.planning import identity, image_lock, preflight
 from orchestrator.planning.hardware import Machine
 from orchestrator.planning.plan import Plan, make_plan
@@ -60,16 +61,27 @@ def task(_: DictConfig) -> int:
     overrides = [str(text) for text in settings.overrides.task]
     # --config-dir is one of Hydra's own overrides; the arms need it as well.
     overrides += [text for text in settings.overrides.hydra if text.startswith("hydra.searchpath=")]
+    shown = mask_command(overrides)
     sweep = Path(settings.sweep.dir).name if settings.mode == RunMode.MULTIRUN else None
     if sweep is not None:
-        print(f"\ncomparison {settings.job.num}: {_told(overrides)}", flush=True)
+        _mask_multirun(Path(settings.sweep.dir))
+        print(f"\ncomparison {settings.job.num}: {_told(shown)}", flush=True)
     code, error = _measure(overrides, directory, sweep)
-    result = {"code": code, "error": error, "overrides": overrides}
+    result = {"code": code, "error": error, "overrides": shown}
     with contextlib.suppress(OSError):  # a full disk, which was told; a sweep counts the comparison as lost
         (directory / OUTCOME).write_text(json.dumps(result, indent=1) + "\n")
     if code >= _SIGNALLED:
         raise SystemExit(code)
     return code
+
+
+def _mask_multirun(directory: Path) -> None:
+    """Hydra writes the overrides of a sweep down before its first job, as they were typed."""
+    file = directory / "multirun.yaml"
+    with contextlib.suppress(OSError, ValueError):  # not there yet, where jobs are placed elsewhere
+        text = file.read_text()
+        if (masked := mask_text(text)) != text:
+            write_whole(file, masked)
 
 
 def _measure(overrides: Sequence[str], directory: Path, sweep: str | None) -> tuple[int, str | None]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator import projection
 from orchestrator.analysis.results import Arm, Summary, read_summary
+from orchestrator.config.masking import mask_text
 from orchestrator.report import sweep
 from orchestrator.schema import Experiment
 
@@ -275,10 +276,13 @@ def _failures(uri: str, directory: Path) -> Iterator[None]:
     except TrackingFailure:
         raise
     except Exception as error:
-        again = f"python -m orchestrator action=log {_override('run_dir', directory)} {_override('tracking.uri', uri)}"
+        shown = mask_text(uri)
+        again = (
+            f"python -m orchestrator action=log {_override('run_dir', directory)} {_override('tracking.uri', shown)}"
+        )
         raise TrackingFailure(
-            f"MLflow at {uri} did not take the result: {_short(error)}\nNothing is lost, everything is in {directory}. "
-            f"Log it once MLflow answers: {again}"
+            f"MLflow at {shown} did not take the result: {mask_text(_short(error))}\n"
+            f"Nothing is lost, everything is in {directory}. Log it once MLflow answers: {again}"
         ) from error
 
 
@@ -303,6 +307,7 @@ def _page(experiment_id: str) -> str:
 
 
 def _where(uri: str, experiment_id: str) -> str:
+    uri = mask_text(uri)
     if uri.startswith("http"):
         return f"{uri.rstrip('/')}/{_page(experiment_id)}"
     backend = "" if uri == "sqlite:///mlflow.db" else f" --backend-store-uri {shlex.quote(uri)}"

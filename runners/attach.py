@@ -12,10 +12,13 @@ from urllib.parse import urlsplit
 import psutil
 
 from orchestrator.config.masking import mask
+from orchestrator.load.get import get
 from runners.base import ServerFailure, ServerHandle
 from runners.hugging_face import found, looking
-from runners.starting import answers, get_json
+from runners.starting import answers, get_json, not_in_form
 
+_ANSWER_S = 5.0
+_LOOK_S = 60
 _MODELS = "/v1/models"
 """A question that costs the server nothing: `/health` is a request of its own in SGLang."""
 
@@ -40,7 +43,11 @@ class AttachRunner:
             raise ServerFailure(
                 "unreachable", f"{self._url}/server_info fails ({problem}): is it running?"
             ) from problem
-        if wrong := _wrong(config, identity):
+        try:
+            wrong = _wrong(config, identity)
+        except (TypeError, AttributeError, ValueError, KeyError) as problem:
+            raise not_in_form(self._url, problem) from problem
+        if wrong:
             told = f"{self._url} does not serve what this arm asks for: {'; '.join(wrong)}"
             raise ServerFailure("identity", told, log)
         tokenizer = _tokenizer(config, identity)
@@ -60,9 +67,13 @@ class AttachRunner:
         return None
 
 
-def reachable(url: str) -> bool:
-    """Whether a server answers there."""
-    return answers(url.rstrip("/") + _MODELS)
+def unreachable(url: str) -> str | None:
+    """Why no server is reached there; None where one answers."""
+    try:
+        get(url.rstrip("/") + _MODELS, _ANSWER_S)
+    except OSError as problem:
+        return str(problem)
+    return None
 
 
 def _listeners(port: int) -> list[int]:
@@ -91,14 +102,19 @@ def _wrong(config: dict[str, Any], identity: dict[str, Any]) -> list[str]:
 def _tokenizer(config: dict[str, Any], identity: dict[str, Any]) -> Path:
     """Folder with the chat template: where the server says, or what the config names, or in the Hugging Face cache."""
     target = config["target"]
-    named = [name for name in (identity.get("tokenizer_path"), target.get("tokenizer_path"), target["path"]) if name]
+    told = (identity.get("tokenizer_path"), target.get("tokenizer_path"), target["path"])
+    named = [name for name in told if name and isinstance(name, str)]
     for name in named:
         if (folder := Path(name).expanduser()).is_dir():
             return folder
     why = ""
     for name in dict.fromkeys(named):
         words = looking([sys.executable], name, target["revision"], online=False)
-        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, timeout=_LOOK_S, check=False)
+        except subprocess.TimeoutExpired:
+            why = f"looking for it took longer than {_LOOK_S} s"
+            continue
         if done.returncode == 0:
             return Path(found(done.stdout).folder)
         why = next(iter(done.stderr.strip().splitlines()[-1:]), "")

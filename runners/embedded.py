@@ -92,7 +92,10 @@ class EmbeddedSoftware:
         return answers(f"{url}/ready")
 
     def identify(self, url: str, pids: Sequence[int] | None) -> dict[str, Any]:
-        identity = get_json(f"{url}/server_info")
+        try:
+            identity = get_json(f"{url}/server_info")
+        except (OSError, ValueError) as problem:
+            raise ServerFailure("identity", f"it is up, and /server_info fails: {problem}") from problem
         if wrong := differences(self._config, identity, pids):
             raise ServerFailure("identity", "the server is not the one that was asked for: " + "; ".join(wrong))
         return identity
@@ -160,8 +163,7 @@ def differences(config: dict[str, Any], identity: dict[str, Any], pids: Sequence
 
 
 def _weights_sha256(folder: str | None) -> str | None:
-    """sha256 of a drafter's one weights file; None for a drafter without weights."""
+    """sha256 of the weights file that the engine loads; None for a drafter without weights."""
     if folder is None:
         return None
-    (file,) = Path(folder).glob("*.safetensors")
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    return hashlib.sha256((Path(folder) / "model.safetensors").read_bytes()).hexdigest()

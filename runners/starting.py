@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import socket
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from orchestrator.load.get import get
 from runners.base import ServerFailure, Software
 
 LOOPBACK = "127.0.0.1"
@@ -79,18 +78,30 @@ def tail(log: Path) -> str:
 
 
 def get_json(url: str, timeout_s: float = 30.0) -> dict[str, Any]:
-    """Raises OSError where nothing answers, ValueError where the answer is not JSON."""
-    with urllib.request.urlopen(url, timeout=timeout_s) as answer:
-        return dict(json.load(answer))
+    """Raises OSError where nothing answers, ValueError where the answer is not a JSON object."""
+    body = get(url, timeout_s)
+    try:
+        told = json.loads(body)
+    except RecursionError as problem:
+        raise ValueError("the answer is not JSON of a server's") from problem
+    if not isinstance(told, dict):
+        raise ValueError(f"the answer is not a JSON object: {body[:60]!r}")
+    return told
+
+
+def not_in_form(url: str, problem: Exception) -> ServerFailure:
+    """What answers `/server_info` with JSON, and not with that of the engine that was asked for."""
+    told = f"{url}/server_info is not what this engine answers ({type(problem).__name__}: {problem}): is it one?"
+    return ServerFailure("identity", told)
 
 
 def answers(url: str, timeout_s: float = 5.0) -> bool:
     """Whether a GET is answered with 200."""
     try:
-        with urllib.request.urlopen(url, timeout=timeout_s) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
+        get(url, timeout_s)
+    except OSError:
         return False
+    return True
 
 
 def free_port(wanted: int | None = None) -> int:

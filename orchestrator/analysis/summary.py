@@ -88,7 +88,7 @@ def _arm(
         verify_window=arm.verify_window,
         dynamic_window=arm.dynamic_window,
         lossy=arm.lossy or any(served.accepts_loosely(session.identity) for session in sessions),
-        overrides=list(arm.overrides),
+        overrides=mask_command(list(arm.overrides)),
         points=points,
         lossless=check,
         memory=_memory(sessions, points, facts),

@@ -49,7 +49,7 @@ def _load(overrides: tuple[str, ...]) -> Experiment:
     # Kept, so that a job runs what was checked before the first one started, and need not compose it again.
     with hydra():
         base = _resolved(overrides)
-        raw_arms = base["arms"]
+        raw_arms = base.get("arms")
         if not isinstance(raw_arms, dict) or not raw_arms:
             raise ConfigError("arms", "the experiment has no arms", hint='+arms.plain=["drafter=none"]')
         composed: dict[str, dict[str, Any]] = {}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from orchestrator.config.masking import mask_text
+
 
 class ConfigError(ValueError):
     """The configuration is wrong; nothing was started.
@@ -44,14 +46,15 @@ class ConfigError(ValueError):
         return ConfigError(key, self.problem, allowed=self.allowed, nearest=self.nearest, hint=self.hint)
 
     def text(self) -> str:
-        """One to four lines, the first naming the key."""
-        lines = [f"{self.key}: {self.problem}" if self.key else self.problem]
+        """One to four lines, the first naming the key; a job's log has them, so without the values of secrets."""
+        key, problem = mask_text(self.key), mask_text(self.problem)
+        lines = [f"{key}: {problem}" if key else problem]
         if self.allowed:
             lines.append(f"  allowed: {', '.join(self.allowed)}")
         if self.nearest is not None:
             lines.append(f"  nearest: {self.nearest}")
         if self.hint is not None:
-            lines.append(f"  hint: {self.hint}")
+            lines.append(f"  hint: {mask_text(self.hint)}")
         return "\n".join(lines)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from orchestrator.config.masking import looks_secret
 from orchestrator.config.names import ConfigError, nearest
 from orchestrator.paths import local_path
 from orchestrator.schema.base import Env, Flags
@@ -192,6 +193,13 @@ def _check_flags(arm: ArmConfig) -> None:
         ("drafter.server_args", arm.drafter.server_args),
     ):
         for flag in flags:
+            if looks_secret(flag):
+                raise ConfigError(
+                    f"{source}.{flag}",
+                    "is a secret, which every user of the machine would see in the list of processes, and the requests "
+                    "of a measurement carry none",
+                    hint="leave it out: a server that is started here listens on loopback only",
+                )
             if flag in _MANAGED_FLAGS:
                 raise ConfigError(
                     f"{source}.{flag}", "has a key of its own", hint=f"set {_MANAGED_FLAGS[flag]} instead"

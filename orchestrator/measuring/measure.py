@@ -116,8 +116,10 @@ def measure(
                     store.finish(trial.key, file, len(measured), facts, reusable=reusable, telemetry=sampler.path)
                     display.note(trial_line(place, measured))
         finally:
-            display.status(f"{arm.name}: stopping the server")
-            runner.stop(handle)
+            try:
+                display.status(f"{arm.name}: stopping the server")
+            finally:  # a terminal that went away is no reason to leave a server
+                runner.stop(handle)
 
 
 def _gpu_setup(gpus: Sequence[Mapping[str, object]]) -> dict[str, object]:
@@ -260,20 +262,19 @@ async def _measured(
 
 async def _flush(handle: ServerHandle) -> None:
     """Empty the prefix cache, so that no trial profits from the one before; refused while the server is not idle."""
-    waited = 0.0
+    deadline = time.monotonic() + _FLUSH_WAIT_S
     while True:
         try:
-            status, _ = await call(handle.url, "POST", "/flush_cache", _FLUSH_WAIT_S)
+            status, _ = await call(handle.url, "POST", "/flush_cache", max(deadline - time.monotonic(), 1.0))
             if status == 200:
                 return
             said = f"HTTP {status}"
         except (Broken, TimeoutError) as problem:
             said = f"{type(problem).__name__}: {problem}"
-        if waited >= _FLUSH_WAIT_S:
+        if time.monotonic() >= deadline:
             message = f"/flush_cache did not succeed within {_FLUSH_WAIT_S:g} s ({said})"
             raise ServerFailure("flush", message, handle.log)
         await asyncio.sleep(0.2)
-        waited += 0.2
 
 
 def _request(

@@ -15,14 +15,13 @@ import asyncio
 import json
 import math
 import re
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pydantic import Field
 
 from orchestrator.frozen import Frozen
+from orchestrator.load.get import get
 from orchestrator.measuring.records import RequestRecord
 
 COUNT_TOLERANCE = 0.005
@@ -35,6 +34,7 @@ _COUNTERS = {
     "requests": "num_requests_total",
 }
 _SAMPLE = re.compile(r"^sglang[:_](\w+)(?:\{.*\})?\s+(\S+)", re.MULTILINE)
+_NUMBER = re.compile(r"\d+(\.\d*)?(e[+-]?\d+)?", re.IGNORECASE)
 _TIMEOUT_S = 5.0
 _SETTLE_S = 2.0
 """Longest wait for the counters of the last request: a server counts it a moment after its last chunk."""
@@ -181,11 +181,11 @@ def _difference(before: Reading, after: Reading, name: str) -> float | None:
 def _read(url: str) -> Reading:
     text, info = _get(url + "/metrics"), _get(url + "/server_info")
     try:
-        states = json.loads(info).get("internal_states") if info else None
-        interval = json.loads(info).get("decode_log_interval") if info else None
-    except (ValueError, AttributeError):
-        states = interval = None
-    return Reading(**counters(text), rank_tau=_rank_taus(states), log_interval=int(interval or 0))
+        told = json.loads(info) if info else {}
+        interval, taus = int(told.get("decode_log_interval") or 0), _rank_taus(told.get("internal_states"))
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        interval, taus = 0, []
+    return Reading(**counters(text), rank_tau=taus, log_interval=interval)
 
 
 def counters(text: str) -> dict[str, float]:
@@ -193,7 +193,7 @@ def counters(text: str) -> dict[str, float]:
     names = {name: key for key, name in _COUNTERS.items()}
     found: dict[str, float] = {}
     for name, value in _SAMPLE.findall(text):
-        if name in names:
+        if name in names and _NUMBER.fullmatch(value):
             found[names[name]] = found.get(names[name], 0.0) + float(value)
     return found
 
@@ -207,7 +207,6 @@ def _rank_taus(states: Any) -> list[float | None]:
 
 def _get(url: str) -> str:
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
-            return str(answer.read().decode(errors="replace"))
-    except (urllib.error.URLError, OSError, ValueError):
+        return get(url, _TIMEOUT_S).decode(errors="replace")
+    except OSError:
         return ""

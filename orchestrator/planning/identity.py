@@ -188,12 +188,16 @@ def weights_hash(path: str) -> str | None:
     local = local_path(path)
     if local is None or not local.exists():
         return None
-    files = sorted(file for file in local.rglob("*") if file.suffix in _LOADED) if local.is_dir() else [local]
+    # A folder that holds no model may be a whole disk: it is refused later, and only its own files count.
+    pattern = "**/*" if (local / "config.json").is_file() else "*"
+    files = sorted(file for file in local.glob(pattern) if file.suffix in _LOADED) if local.is_dir() else [local]
     entries: list[list[str | int]] = []
     for file in files:
+        if not file.is_file():  # a folder, a link to nothing, a pipe that would be waited for
+            continue
         status = file.stat()
         name = str(file.relative_to(local)) if local.is_dir() else ""
-        if status.st_size <= 64 * 2**20:
+        if status.st_size <= 64 * 2**20 and os.access(file, os.R_OK):
             entries.append([name, hashlib.sha256(file.read_bytes()).hexdigest()])
         else:
             entries.append([name, status.st_size, status.st_mtime_ns])

@@ -10,17 +10,24 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from orchestrator.config.names import ConfigError
 from orchestrator.paths import write_whole
 
 NAME = "images.lock.json"
 
 
 def read(folder: Path) -> dict[str, str]:
-    """Image (as configured) -> digest; empty where there is no lock yet."""
+    """Image (as configured) -> digest; empty where there is no lock yet. Raises ConfigError for one that is damaged."""
     try:
         return {str(image): str(digest) for image, digest in json.loads((folder / NAME).read_text()).items()}
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
+    except (OSError, ValueError, AttributeError) as problem:
+        raise ConfigError(
+            str(folder / NAME),
+            f"cannot be read as image -> digest ({problem})",
+            hint="remove it: a run and action=prepare write it anew",
+        ) from problem
 
 
 def write(folder: Path, image: str, digest: str) -> None:

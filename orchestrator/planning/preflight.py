@@ -75,8 +75,8 @@ def _check_runner(runner: Runner, env: Mapping[str, str]) -> None:
     if isinstance(runner, AttachRunner):
         from runners import attach
 
-        if not attach.reachable(runner.url):
-            raise ConfigError(f"runner.url={runner.url}", "no server answers there", hint="start it first")
+        if (why := attach.unreachable(runner.url)) is not None:
+            raise ConfigError(f"runner.url={runner.url}", f"no server answers there ({why})", hint="start it first")
 
 
 def _without_sglang(command: tuple[str, ...], env: Mapping[str, str]) -> str | None:
@@ -153,14 +153,23 @@ def _sglang_refuses(arm: ArmConfig) -> list[str]:
 
 def _target_lacks(arm: ArmConfig) -> str | None:
     path, local = arm.target.path, local_path(arm.target.path)
+    if local is not None and not _lies_here(arm):
+        return None
     if local is not None and not local.exists():
         return f"target.path={path}: there is no such folder"
+    if local is not None and local.is_dir() and not (local / "config.json").is_file():
+        return f"target.path={path}: the folder holds no config.json, so it is no model's"
     if arm.engine == "embedded" and local is None and "/" in path:
         return (
             f"target.path={path}: the embedded engine fetches nothing by this name; give a folder (target=hf_folder), "
             "or take a GPU node (preset=gpu)"
         )
     return None
+
+
+def _lies_here(arm: ArmConfig) -> bool:
+    """Whether the folders that an arm names are those of this machine, so that they can be looked at."""
+    return arm.engine == "embedded" or (arm.node.kind == "local" and arm.runner.kind != "attach")
 
 
 def _drafter_lacks(arm: ArmConfig) -> str | None:
@@ -190,6 +199,8 @@ def _drafter_lacks(arm: ArmConfig) -> str | None:
     if local is None:
         if arm.engine == "embedded":
             return f"drafter={drafter.name}: the embedded engine needs a folder, not the name {checkpoint.path}"
+        return None
+    if not _lies_here(arm):
         return None
     missing = [] if (local / "config.json").is_file() else ["config.json"]
     if (weights := _weights_missing(arm, local)) is not None:

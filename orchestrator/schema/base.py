@@ -25,8 +25,16 @@ Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Strings = Annotated[tuple[str, ...], Field(strict=False)]
 """A YAML list of strings."""
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+SIZE = r"^[0-9]+[bkmgBKMG]?$"
+STORES = r"^(sqlite:///.|(https?|postgresql|mysql|mssql)([+]\w+)?://[^/]|databricks)"
+"""Of MLflow. A folder is none: what MLflow kept in files it takes no more, and says so when all is measured."""
+
+Name = Annotated[str, Field(pattern=NAME, max_length=100)]
 """A name that may stand in a file name and in MLflow."""
+
+Repeats = Annotated[int, Field(ge=1, le=1000)]
+"""Passes over a suite. A typing error must not plan for hours, nor fill the memory."""
 
 FlagValue = str | int | float | bool | None
 """Value of a free server flag; true is the bare flag, false and null leave it out."""

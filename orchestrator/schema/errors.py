@@ -9,9 +9,17 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from orchestrator.config.masking import MASK, looks_secret
 from orchestrator.config.names import ConfigError, nearest
+from orchestrator.schema.base import NAME, SIZE, STORES
 
 Loc = tuple[str | int, ...]
+_PATTERNS = {
+    NAME: "a name: letters, digits, _ . - and a letter or digit first",
+    STORES: "sqlite:///FILE, or the address of a server: http(s)://, postgresql://, mysql://",
+    SIZE: "a size: digits and b, k, m or g",
+}
+"""What they ask for, for who does not read regular expressions."""
 
 
 def explain(error: ValidationError, model: type[BaseModel], data: Mapping[str, Any]) -> list[ConfigError]:
@@ -40,10 +48,16 @@ def _explain_one(fault: dict[str, Any], model: type[BaseModel], data: Mapping[st
         return ConfigError(f"{key}.kind", "is missing")
     if kind == "value_error":
         return ConfigError(key, str(context["error"]))
+    if kind == "string_pattern_mismatch" and (wanted := _PATTERNS.get(context["pattern"])):
+        return ConfigError(key, f"{_shown(value)}: must be {wanted}")
     if kind in ("too_short", "string_too_short"):  # nothing in the configuration needs more than one
         return ConfigError(key, "is empty")
     told = fault["msg"].removeprefix("Input ").replace("should be", "must be", 1).replace("should ", "must ", 1)
-    return ConfigError(key, f"{_shown(value)}: {told}")
+    told = told.replace("a valid tuple", "a list, such as [a,b]").replace(
+        "a valid dictionary", "keys with values, {a: b}"
+    )
+    shown = MASK if looks_secret(key) else _shown(value)
+    return ConfigError(key, f"{shown}: {told}")
 
 
 def _wrong_value(key: str, value: Any, allowed: Iterable[str]) -> ConfigError:

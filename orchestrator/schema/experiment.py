@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from orchestrator.config.names import nearest
 from orchestrator.findings.catalogue import CATALOGUE, ERRORS
-from orchestrator.schema.base import Env, Flags, Model, Name, Seed, Strings
+from orchestrator.schema.base import Env, Flags, Model, Name, Repeats, Seed, Strings
 from orchestrator.schema.place import AttachRunner, DockerRunner, Engine, Node, Runner, Tracking
 from orchestrator.schema.server import Attention, Drafter, Target, Verification
 from orchestrator.schema.suite import FEW_PROMPTS, Load, Suite
@@ -81,7 +81,7 @@ class Stop(Model):
     """``fixed``: after the suite's repeats. ``ci_width``: ABBA rounds are added while an interval is wide."""
     width: Annotated[float, Field(gt=0, lt=1)]
     """Longer arm of the 95% interval of a speedup, as a share of it, that is narrow enough."""
-    max_repeats: Annotated[int, Field(ge=2)]
+    max_repeats: Annotated[Repeats, Field(ge=2)]
     """The most repeats, the suite's own included."""
 
     @property

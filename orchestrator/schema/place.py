@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from orchestrator.schema.base import Model, Strings
+from orchestrator.schema.base import SIZE, STORES, Model, Strings
 
 Port = Annotated[int, Field(ge=1, le=65535)] | None
 Seconds = Annotated[float, Field(gt=0)]
+Threads = Annotated[int, Field(ge=1, le=4096)] | None
 Engine = Literal["sglang", "embedded"]
 
 
@@ -25,7 +27,7 @@ class EmbeddedRunner(_Runner):
     """The engine of this project as a process on loopback."""
 
     kind: Literal["embedded"]
-    threads: Annotated[int, Field(ge=1)] | None
+    threads: Threads
     """Threads of the engine, equal in every arm; None: the physical cores of the machine."""
     port: Port
     """None: any free port."""
@@ -35,7 +37,7 @@ class ProcessRunner(_Runner):
     """The local ``sglang`` installation as a process."""
 
     kind: Literal["process"]
-    command: Strings
+    command: Annotated[Strings, Field(min_length=1)]
     """How the server is entered, flags excluded."""
     port: Port
 
@@ -46,23 +48,23 @@ class DockerRunner(_Runner):
     kind: Literal["docker"]
     engine: Engine
     """What its image serves with."""
-    threads: Annotated[int, Field(ge=1)] | None
+    threads: Threads
     """As ``EmbeddedRunner.threads``; SGLang has none."""
-    image: str
+    image: Annotated[str, Field(pattern=r"^[!-~]+$")]
     """Tag or digest; a drafter with a plugin brings its own image."""
     pull: Literal["missing", "always", "never"]
     ipc_host: bool
-    shm_size: str | None
+    shm_size: Annotated[str, Field(pattern=SIZE)] | None
     """Shared memory of the container (``32g``); without ``ipc_host`` SGLang needs it large."""
-    ulimits: dict[str, int]
+    ulimits: dict[str, Annotated[int, Field(ge=-1)]]
     """Limits of its processes (``{memlock: -1}``); a node whose engine may not grant one refuses the start."""
-    hf_cache: str
+    hf_cache: Annotated[str, Field(min_length=1)]
     """Folder on the node that is mounted as the Hugging Face cache."""
-    kernel_cache: str
+    kernel_cache: Annotated[str, Field(min_length=1)]
     """Folder on the node that keeps compiled kernels between starts."""
     offline: bool
     """The server may not reach the network; weights are fetched before."""
-    mounts: dict[str, str]
+    mounts: dict[str, Annotated[str, Field(pattern="^/.")]]
     """Further mounts: folder on the node -> folder in the container (read-only)."""
     port: Port
 
@@ -73,15 +75,21 @@ class AttachRunner(_Runner):
     kind: Literal["attach"]
     engine: Engine
     """What the server is."""
-    threads: Annotated[int, Field(ge=1)] | None
+    threads: Threads
     """As ``EmbeddedRunner.threads``; SGLang has none."""
     url: Annotated[str, Field(pattern=r"^https?://")]
 
     @field_validator("url")
     @classmethod
-    def _no_password(cls, url: str) -> str:
-        if "@" in urlsplit(url).netloc:
+    def _is_an_address(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if "@" in parts.netloc:
             raise ValueError("a user and password in the URL would be in every record: let a tunnel hold them")
+        if not parts.hostname or parts.query or parts.fragment or not re.fullmatch(r"[!-~]+", url):
+            # Not shown: what stands behind a question mark may be a key.
+            raise ValueError("must be http(s)://host[:port][/path] in ASCII, without spaces, ? and #")
+        if parts.port == 0:  # raises ValueError for what is no port
+            raise ValueError("port 0 is no port to connect to")
         return url
 
     @property
@@ -96,6 +104,17 @@ Runner = Annotated[EmbeddedRunner | ProcessRunner | DockerRunner | AttachRunner,
 class _Node(Model):
     gpus: Annotated[tuple[int | str, ...], Field(strict=False)] | None
     """Indices or UUIDs of the GPUs to serve on; None: the first ``tp_size``."""
+
+    @field_validator("gpus")
+    @classmethod
+    def _are_gpus(cls, gpus: tuple[int | str, ...] | None) -> tuple[int | str, ...] | None:
+        wrong = [gpu for gpu in gpus or () if gpu == "" or (isinstance(gpu, int) and gpu < 0)]
+        if wrong:
+            raise ValueError(f"{wrong[0]!r} is no index (0 or more) and no UUID of a GPU")
+        if len(set(gpus or ())) != len(gpus or ()):
+            raise ValueError("a GPU occurs twice")
+        return gpus
+
     expect_gpu: str | None
     """Part of the GPU's name that must be there, so that figures are not taken on another card unawares."""
 
@@ -138,7 +157,7 @@ Node = Annotated[LocalNode | SshNode | TlsNode, Field(discriminator="kind")]
 
 class MlflowTracking(Model):
     kind: Literal["mlflow"]
-    uri: str
+    uri: Annotated[str, Field(pattern=STORES)]
     """Tracking URI of MLflow."""
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from orchestrator.schema.base import Model, Name, Seed
+from orchestrator.schema.base import Model, Name, Repeats, Seed
 from orchestrator.schema.check import Check
 
 FEW_PROMPTS = 6
@@ -37,7 +37,7 @@ class Prompt(Model):
 class Suite(Model):
     name: Name
     description: str
-    repeats: Annotated[int, Field(ge=1)]
+    repeats: Repeats
     """Passes over the prompts."""
     max_new_tokens: dict[str, Annotated[int, Field(ge=1)]]
     """Target name -> token limit; ``default`` serves the rest."""
@@ -107,7 +107,7 @@ class Load(Model):
     """Load points of the open loop, requests/s."""
     endpoint: Endpoint
     """``generate``: SGLang's own; ``completions`` and ``chat``: OpenAI's; for ``chat`` the server renders."""
-    warmup_requests: Annotated[int, Field(ge=0)]
+    warmup_requests: Annotated[int, Field(ge=0, le=10_000)]
     """Requests sent before each trial and not counted. Above 0: at least a full batch, and one of each category."""
     request_timeout_s: Annotated[float, Field(gt=0)]
     stall_timeout_s: Annotated[float, Field(gt=0)]

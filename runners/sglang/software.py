@@ -14,7 +14,7 @@ from runners.sglang import failures, flags, identity, ready, rules
 from runners.sglang.config import ServerConfig
 from runners.sglang.help_check import parse_help, problems
 from runners.sglang.installed import Installed
-from runners.starting import get_json, tail
+from runners.starting import get_json, not_in_form, tail
 
 PYTHON = ("python3",)
 """Of SGLang's images."""
@@ -72,9 +72,12 @@ class SglangSoftware:
             info = get_json(f"{url}/server_info")
         except (OSError, ValueError) as problem:
             raise ServerFailure("identity", f"it is up, and /server_info fails: {problem}") from problem
-        found = identity.identity(info, self._lines)
-        wrong = ready.not_ours(info, self._log, self._name, self._port, self._config.seed, pids)
-        wrong += identity.problems(self._config, info, found)
+        try:
+            found = identity.identity(info, self._lines)
+            wrong = ready.not_ours(info, self._log, self._name, self._port, self._config.seed, pids)
+            wrong += identity.problems(self._config, info, found)
+        except (TypeError, AttributeError, ValueError, KeyError) as problem:
+            raise not_in_form(url, problem) from problem
         if wrong:
             raise ServerFailure("identity", "the server is not the one that was asked for: " + "; ".join(wrong))
         told = {

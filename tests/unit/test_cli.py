@@ -411,3 +411,21 @@ def test_a_refused_comparison_has_an_exit_code_of_its_own_and_is_told_in_a_sweep
     assert cli.main(COMPARISON) == 3
     assert cli.main(["-m", *COMPARISON, "drafter.block_size=4"]) == 1
     assert "drafter.block_size=4: measured, and the comparison is refused" in capsys.readouterr().out
+
+
+def test_a_log_in_an_old_encoding_costs_signs_and_no_result(tmp_path: Path) -> None:
+    arguments = [*COMPARISON, "action=plan", "preset=embedded", "description='a ± …'"]
+    env = {"PYTHONPATH": str(conf_dir().parent), "PATH": "/usr/bin:/bin", "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "orchestrator", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, check=False)
+    assert b"a ? ?" in done.stdout
+    assert done.returncode == 0 and b"Traceback" not in done.stderr
+
+
+def test_a_working_directory_that_was_removed_is_told(tmp_path: Path) -> None:
+    place = tmp_path / "gone"
+    place.mkdir()
+    script = f"cd {place} && rmdir {place} && exec {sys.executable} -m orchestrator action=plan"
+    env = {"PYTHONPATH": str(conf_dir().parent), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(["/bin/sh", "-c", script], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "the working directory is not there any more" in done.stderr

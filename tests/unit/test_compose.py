@@ -211,3 +211,25 @@ def test_hydra_keeps_its_hands_off_logging_and_the_working_directory() -> None:
     assert settings.job.chdir is False
     assert settings.run.dir == "runs/job"
     assert settings.job_logging.root is None, "no handlers: a line would stand twice, and a file beside each result"
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("suite.repeats=100000000", "suite.repeats: 100000000: must be less than or equal to 1000"),
+        ("load.warmup_requests=99999999", "must be less than or equal to 10000"),
+        (f"name={'x' * 300}", "at most 100 characters"),
+        ("runner.shm_size=5x", "a size: digits and b, k, m or g"),
+        ("runner.image=''", "runner.image: ''"),
+        ("++runner.mounts={/x: here}", "runner.mounts./x: 'here'"),
+        ("node.gpus=[0,0]", "a GPU occurs twice"),
+        ("node.gpus=[-1]", "-1 is no index"),
+        ("tracking.uri=/tmp/runs", "tracking.uri: '/tmp/runs': must be sqlite:///FILE"),
+        ("varies=drafter", "varies: 'drafter': must be a list, such as [a,b]"),
+        ("~arms", "arms: the experiment has no arms"),
+    ],
+)
+def test_a_value_that_would_fail_only_later_is_refused_by_its_key(typed: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(["preset=gpu", "suite=smoke_2", "name=one", '+arms.plain=["drafter=none"]', typed])
+    assert told in str(caught.value)

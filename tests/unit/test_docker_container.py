@@ -135,6 +135,13 @@ def test_the_lock_file_keeps_what_others_wrote(tmp_path: Path) -> None:
     for image, digest in (("a:1", "sha256:1"), ("b:1", "sha256:2"), ("a:1", "sha256:3")):
         image_lock.write(tmp_path, image, digest)
     assert image_lock.read(tmp_path) == {"a:1": "sha256:3", "b:1": "sha256:2"}
+
+
+@pytest.mark.parametrize("content", [b"{broken", b"[1]", b"\xff\xfe", b""])
+def test_a_damaged_image_lock_is_told_by_its_path(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / image_lock.NAME).write_bytes(content)
+    with pytest.raises(ConfigError, match=r"images\.lock\.json: cannot be read"):
+        image_lock.read(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} <= {image_lock.NAME, f".{image_lock.NAME}"}
 
 

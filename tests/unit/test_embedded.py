@@ -72,6 +72,8 @@ def test_the_server_that_was_asked_for_passes(tmp_path: Path) -> None:
         drafter_weights_sha256=hashlib.sha256(b"weights").hexdigest(),
     )  # fmt: skip
     assert embedded.differences(config, good, [77]) == []
+    (folder / "other.safetensors").write_bytes(b"an earlier one that someone kept")
+    assert embedded.differences(config, good, [77]) == []
     (folder / "model.safetensors").write_bytes(b"other weights")
     (told,) = embedded.differences(config, good, [77])
     assert told.startswith("drafter_weights_sha256: asked")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -171,3 +172,21 @@ def test_gather_does_not_change_what_it_is_given() -> None:
     facts = identity.gather([arm], {})
     assert set(facts) == {"hardware", "engine", "images", "weights", "record_schema"}
     assert arm.server == before
+
+
+def test_what_is_no_file_of_a_model_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    before = identity.weights_hash(str(tmp_path))
+    os.mkfifo(tmp_path / "pipe.json")  # which would be waited for
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "gone.json").symlink_to(tmp_path / "nowhere")
+    identity.weights_hash.cache_clear()
+    assert identity.weights_hash(str(tmp_path)) == before
+
+
+def test_a_folder_without_a_model_is_not_walked(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    before = identity.weights_hash(str(tmp_path))
+    (tmp_path / "inner" / "a.json").write_text("{}")
+    identity.weights_hash.cache_clear()
+    assert identity.weights_hash(str(tmp_path)) == before

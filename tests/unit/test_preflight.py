@@ -18,6 +18,7 @@ from orchestrator.schema import (
     MlflowTracking,
     NoTracking,
     ProcessRunner,
+    SshNode,
 )
 from tests import plan_factory
 from tests.engine_process import free_port
@@ -72,11 +73,15 @@ def test_sglang_takes_weights_in_several_files_and_makes_them_up_where_it_is_tol
     assert "missing" not in (lacks(drafter=own, runner=runner) or "")
 
 
-def test_what_is_missing_is_named() -> None:
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
     assert lacks(drafter=drafter("eagle3")) == (
         "drafter=eagle3: the embedded engine does not have it; it needs SGLang (runner=docker)"
     )
-    assert lacks(drafter=drafter("dspine"), target=target("hf_folder", ".")) == (
+    assert lacks(target=target("hf_folder", str(tmp_path))) == (
+        f"target.path={tmp_path}: the folder holds no config.json, so it is no model's"
+    )
+    (tmp_path / "config.json").write_text("{}")
+    assert lacks(drafter=drafter("dspine"), target=target("hf_folder", str(tmp_path))) == (
         "drafter=dspine: has no weights for target=hf_folder; "
         "it has weights for target=smollm2_135m, target=qwen3_8_27b"
     )
@@ -101,6 +106,19 @@ def test_what_is_missing_is_named() -> None:
     )
     assert lacks(drafter=drafter("mtp"), target=large, runner=DOCKER) is None
     assert lacks(drafter=drafter("dflash2"), target=large, runner=DOCKER) is None
+
+
+def test_the_folders_of_another_machine_are_not_looked_for_here() -> None:
+    served = AttachRunner(
+        kind="attach", engine="sglang", threads=None, url="http://gpu-3:1", ready_timeout_s=1.0, start_s=1.0
+    )
+    there = SshNode(kind="ssh", host="gpu-3", docker_socket="/s", gpus=None, expect_gpu=None)
+    own = target("mine", "/on/the/node")
+    assert lacks(target=own, runner=served) is None
+    assert lacks(target=own, runner=DOCKER, node=there) is None
+    trained = drafter("dflash", checkpoints={"mine": {"path": "/on/the/node/too"}})
+    assert lacks(target=own, runner=DOCKER, node=there, drafter=trained) is None
+    assert lacks(target=own, runner=DOCKER) is not None
 
 
 def test_missing_arms_refuse_the_comparison_unless_allowed() -> None:

@@ -15,6 +15,7 @@ from orchestrator.config.names import ConfigError
 from orchestrator.paths import conf_dir
 from orchestrator.schema import ArmConfig, Drafter, Experiment, Suite
 from orchestrator.schema.errors import explain
+from orchestrator.schema.place import AttachRunner, ProcessRunner
 from tests import plan_factory
 
 
@@ -212,3 +213,28 @@ def test_the_url_of_a_server_holds_no_password() -> None:
     with pytest.raises(ValueError, match="would be in every record"):
         AttachRunner(**fields, url="http://me:secret@gpu-3:30000")
     assert not AttachRunner(**fields, url="http://gpu-3:30000").here
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://",
+        "http://x:abc",
+        "http://x:99999",
+        "http://a b:80",
+        "http://x/\u00fc",
+        "http://x/?token=s3cret",
+        "http://x:0",
+    ],
+)
+def test_the_url_of_a_server_that_is_no_address_is_refused_before_anyone_is_asked(url: str) -> None:
+    fields = {"kind": "attach", "engine": "sglang", "threads": None, "ready_timeout_s": 1.0, "start_s": 1.0}
+    with pytest.raises(ValidationError) as caught:
+        AttachRunner.model_validate({**fields, "url": url})
+    assert "s3cret" not in str(caught.value.errors()[0]["msg"])
+
+
+def test_a_server_is_entered_with_some_program() -> None:
+    fields = {"kind": "process", "command": [], "port": None, "ready_timeout_s": 1.0, "start_s": 1.0}
+    with pytest.raises(ValidationError, match="at least 1"):
+        ProcessRunner.model_validate(fields)
