@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from functools import partial
 from itertools import chain, cycle, islice, zip_longest
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from orchestrator.analysis import baseline
 from orchestrator.load.arrivals import schedule
@@ -33,6 +33,7 @@ from orchestrator.telemetry.sampler import COMMAND, Sampler, sampled_gpus
 from orchestrator.telemetry.samples import beside
 from runners.base import Runner, ServerFailure, ServerHandle
 
+T = TypeVar("T")
 _FLUSH_WAIT_S = 5.0
 _DEATH_WAIT_S = 2.0
 _OF_ONE_CARD = ("asked", "index", "uuid")
@@ -85,7 +86,10 @@ def measure(
                     sampler.synchronize()
                     try:
                         totals, client = interrupt.run(
-                            _trial(handle, trial, arm, texts, keep, partial(_status, display, place))
+                            _sending(
+                                handle.client,
+                                partial(_trial, handle, trial, arm, texts, keep, partial(_status, display, place)),
+                            )
                         )
                     except ServerFailure:
                         _raise_if_dead(runner, handle)  # then that is the reason, not what failed because of it
@@ -195,21 +199,13 @@ def request_seed(suite: Suite, prompt: Prompt, repeat: int) -> int:
     return int.from_bytes(digest[:4], "big") >> 1  # servers take a positive 32-bit integer
 
 
+async def _sending(command: Sequence[str], work: Callable[[Send], Awaitable[T]]) -> T:
+    """``work`` with a load client (``ServerHandle.client``)."""
+    async with load_client(command) as send:
+        return await work(send)
+
+
 async def _trial(
-    handle: ServerHandle,
-    trial: Trial,
-    arm: ArmConfig,
-    texts: Mapping[str, str],
-    keep: Callable[[RequestRecord], None],
-    status: Callable[[str], None],
-) -> tuple[TrialTotals, ClientUsage]:
-    """Warm up, flush, measure; returns the server's own totals on both sides of what was measured, and what measuring
-    took. Raises ServerFailure and ClientLost."""
-    async with load_client(handle.client) as send:
-        return await _measured(handle, trial, arm, texts, keep, status, send)
-
-
-async def _measured(
     handle: ServerHandle,
     trial: Trial,
     arm: ArmConfig,
@@ -218,6 +214,8 @@ async def _measured(
     status: Callable[[str], None],
     send: Send,
 ) -> tuple[TrialTotals, ClientUsage]:
+    """Warm up, flush, measure; returns the server's own totals on both sides of what was measured, and what measuring
+    took. Raises ServerFailure and ClientLost."""
     load = trial.load
     suite = arm.suite
     limits = Limits(load.request_timeout_s, load.stall_timeout_s)
