@@ -19,7 +19,8 @@ def request(number: int, endpoint: Endpoint) -> Request:
     text = "hi " * 16
     return Request(
         text=text,
-        sampling=Sampling(max_new_tokens=4096, ignore_eos=True),
+        # The server sends what it was started for; an answer below what was asked for would count as cut short.
+        sampling=Sampling(max_new_tokens=1, ignore_eos=True),
         trial_key="benchmark",
         arm="plain",
         session_index=0,
