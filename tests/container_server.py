@@ -63,7 +63,9 @@ class SmallServer:
 
 def config(**runner: Any) -> dict[str, Any]:
     """A server config with all that the runner itself reads."""
-    chosen = {"image": base_image.NAME, "ipc_host": False, "shm_size": None, "ulimits": {}, "mounts": {}}
+    chosen = {
+        "image": base_image.NAME, "network": "bridge", "ipc_host": False, "shm_size": None, "ulimits": {}, "mounts": {},
+    }  # fmt: skip
     return {
         "engine": "sglang",
         "target": {"path": "none", "revision": None, "tp_size": 1},

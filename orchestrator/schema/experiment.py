@@ -170,6 +170,23 @@ class Experiment(Model):
         return self
 
     @model_validator(mode="after")
+    def _network_can_be_reached(self) -> Self:
+        for name, arm in self.configs.items():
+            if not isinstance(arm.runner, DockerRunner) or arm.runner.network == "bridge":
+                continue
+            if arm.node.kind == "tls":
+                raise ValueError(
+                    f"runner.network: host puts the server of arm {name} on the node's loopback, which node=tls does "
+                    "not reach; allowed: bridge, or node=ssh"
+                )
+            if arm.node.kind == "ssh" and arm.runner.port is None:
+                raise ValueError(
+                    f"runner.network: host on another machine needs runner.port (arm {name}): which of its ports are "
+                    "free is not known here"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _client_has_a_container(self) -> Self:
         for name, arm in self.configs.items():
             if arm.load.client == "node" and arm.runner.kind != "docker":

@@ -53,6 +53,8 @@ class DockerRunner(_Runner):
     image: Annotated[str, Field(pattern=r"^[!-~]+$")]
     """Tag or digest; a drafter with a plugin brings its own image."""
     pull: Literal["missing", "always", "never"]
+    network: Literal["bridge", "host"]
+    """``bridge``: a network of its own, of which one port is published; ``host``: the node's, on its loopback."""
     ipc_host: bool
     shm_size: Annotated[str, Field(pattern=SIZE)] | None
     """Shared memory of the container (``32g``); without ``ipc_host`` SGLang needs it large."""

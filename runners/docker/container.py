@@ -33,9 +33,11 @@ class Place:
     shm_size: str | None
     ulimits: Mapping[str, int]
     port: int | None
-    """On ``publish_on``; None: any free one."""
+    """On ``publish_on``, or of the node's own network; None: any free one."""
     publish_on: str = "127.0.0.1"
     """Address of the node."""
+    network: str = "bridge"
+    """``bridge`` or ``host``."""
 
 
 def gpu_ids(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -102,7 +104,7 @@ def arguments(place: Place, launch: Launch, labels: Mapping[str, str]) -> dict[s
         "labels": dict(labels),
         "mounts": mounts,
         "device_requests": gpu_requests(place.gpus),
-        "ports": {f"{PORT}/tcp": (place.publish_on, place.port)},
+        **_network(place),
         "user": place.user,
         "init": True,  # as process 1 itself a server would ignore SIGTERM and keep its children's corpses
         "ipc_mode": "host" if place.ipc_host else None,
@@ -118,7 +120,10 @@ def command_line(place: Place, launch: Launch) -> list[str]:
     words = ["docker", "run", "--rm", "--init", "--security-opt", "no-new-privileges"]
     if place.gpus:
         words += ["--gpus", f'"device={",".join(place.gpus)}"']
-    words += ["--publish", f"{place.publish_on}:{place.port or ''}:{PORT}"]
+    if place.network == "host":
+        words += ["--network", "host"]
+    else:
+        words += ["--publish", f"{place.publish_on}:{place.port or ''}:{PORT}"]
     if place.ipc_host:
         words += ["--ipc", "host"]
     elif place.shm_size:
@@ -134,6 +139,12 @@ def command_line(place: Place, launch: Launch) -> list[str]:
     for name, value in {**place.env, **launch.env}.items():
         words += ["--env", name if looks_secret(name) else f"{name}={value}"]
     return [*words, "--entrypoint", launch.words[0], place.image, *launch.words[1:]]
+
+
+def _network(place: Place) -> dict[str, Any]:
+    if place.network == "host":
+        return {"network_mode": "host"}
+    return {"ports": {f"{PORT}/tcp": (place.publish_on, place.port)}}
 
 
 def _whole(path: PurePosixPath) -> PurePosixPath:

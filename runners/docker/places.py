@@ -10,6 +10,7 @@ from runners.base import ServerFailure
 from runners.docker import container as containers
 from runners.docker import node_files
 from runners.docker.connect import Connection
+from runners.starting import free_port
 
 _TOKEN = "HF_TOKEN"
 _PODMAN = "Podman"
@@ -27,7 +28,7 @@ def make(
         raise ServerFailure(
             "gpu_runtime", "podman ignores the GPUs that are asked of it through Docker's API: use Docker's engine"
         )
-    embedded = config["engine"] == "embedded"
+    embedded, on_host = config["engine"] == "embedded", runner["network"] == "host"
     caches: tuple[str, ...] = ()
     env: dict[str, str] = {}
     if not embedded:  # which has neither cache
@@ -52,8 +53,10 @@ def make(
         ipc_host=runner["ipc_host"],
         shm_size=runner["shm_size"],
         ulimits=runner["ulimits"],
-        port=options["port"],
+        # In the node's own network it has to be known beforehand; of another machine it was asked for.
+        port=free_port(options["port"]) if on_host and not connection.remote else options["port"],
         publish_on=connection.publish_on,
+        network=runner["network"],
     )
 
 

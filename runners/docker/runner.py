@@ -109,7 +109,8 @@ class DockerRunner:
             connection.client, image, digest, place.gpus, places.further_mounts(config, connection), labels
         )
         on_status("starting the server: asking its image for its version")
-        launch = self._software.launch(_LISTEN, containers.PORT, ask)
+        port = place.port if place.network == "host" and place.port else containers.PORT
+        launch = self._software.launch(LOOPBACK if place.network == "host" else _LISTEN, port, ask)
         command = mask_command(containers.command_line(place, launch))
         log = directory / "server.log"
         log.with_name("command.txt").write_text(shlex.join(command) + "\n")
@@ -132,7 +133,7 @@ class DockerRunner:
         known = {"image": image, "image_digest": digest, "container_engine": engine, **_gpus(place, machine)}
         sampler, pids = self._watched(bool(place.gpus))
         client = self._start_client(labels)
-        client_url = f"http://{LOOPBACK}:{containers.PORT}" if client else None
+        client_url = f"http://{LOOPBACK}:{port}" if client else None
         return ServerHandle(url, log, command, {**identity, **known}, tokenizer, pids, sampler, client, client_url)
 
     def _start_client(self, labels: Mapping[str, str]) -> tuple[str, ...]:
@@ -160,6 +161,8 @@ class DockerRunner:
             raise failure from problem
         self._processes = self._tree()  # its first process, with which the others end
         self._logs = LogFollower(self._container, log)
+        if place.network == "host":
+            return self._connection.reach(place.port or containers.PORT)
         published = self._container.ports.get(f"{containers.PORT}/tcp")
         if not published:
             raise self._ended(log, served=False) or ServerFailure("engine", "the engine published no port", log)

@@ -233,3 +233,24 @@ def test_a_value_that_would_fail_only_later_is_refused_by_its_key(typed: str, to
     with pytest.raises(ConfigError) as caught:
         load(["preset=gpu", "suite=smoke_2", "name=one", '+arms.plain=["drafter=none"]', typed])
     assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (["runner=process", "load.client=node"], "load.client: node puts the client into a container beside"),
+        (
+            ["node=ssh", "node.host=a", "runner=docker", "runner.network=host"],
+            "host on another machine needs runner.port",
+        ),
+        (["node=tls", "runner=docker", "runner.network=host"], "which node=tls does not reach; allowed: bridge"),
+        (["runner=docker", "runner.network=hots"], "runner.network: 'hots' is not allowed"),
+    ],
+)
+def test_a_place_that_cannot_be_reached_is_refused(typed: list[str], told: str) -> None:
+    tls = ["node.url=tcp://a:2376", "node.certs=/certs"] if "node=tls" in typed else []
+    with pytest.raises(ConfigError) as caught:
+        load(["preset=gpu", "suite=smoke_2", "name=one", '+arms.plain=["drafter=none"]', *typed, *tls])
+    assert told in str(caught.value)
+    fine = ["node=ssh", "node.host=a", "runner=docker", "runner.network=host", "runner.port=31000"]
+    load(["preset=gpu", "suite=smoke_2", "name=one", '+arms.plain=["drafter=none"]', *fine])

@@ -123,6 +123,14 @@ def test_the_repository_of_an_image(image: str, repository: str) -> None:
     assert images._repository(image) == repository
 
 
+def test_the_network_of_the_node_needs_no_published_port() -> None:
+    asked = container.arguments(place(network="host", port=31000), LAUNCH, {})
+    assert asked["network_mode"] == "host" and "ports" not in asked
+    words = container.command_line(place(network="host", port=31000), LAUNCH)
+    assert words[words.index("--network") + 1] == "host" and "--publish" not in words
+    assert "network_mode" not in container.arguments(place(), LAUNCH, {})
+
+
 def test_how_to_get_an_image_of_this_project_is_to_build_it() -> None:
     for image in ("spec-orchestrator/embedded:latest", "spec-orchestrator/sglang"):
         folder = image.partition("/")[2].partition(":")[0]

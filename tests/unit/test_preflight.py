@@ -27,7 +27,7 @@ from tests.unit.test_schema import drafter
 DOCKER = DockerRunner(
     engine="sglang",
     threads=None,
-    kind="docker", image="sglang:1", pull="missing", ipc_host=True, shm_size=None, ulimits={},
+    kind="docker", image="sglang:1", pull="missing", network="bridge", ipc_host=True, shm_size=None, ulimits={},
     hf_cache="~/hf", kernel_cache="~/k", offline=True, mounts={}, port=None, ready_timeout_s=1.0, start_s=1.0,
 )  # fmt: skip
 

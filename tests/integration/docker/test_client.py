@@ -20,7 +20,7 @@ from orchestrator.telemetry import samples
 from tests import client_image
 from tests.command_process import eventually
 from tests.docker_engine import DockerEngine
-from tests.integration.docker.conftest import EMBEDDED, MOUNTS, ROOT
+from tests.integration.docker.conftest import EMBEDDED, MOUNTS, ROOT, with_images
 from tests.integration.docker.test_job import environment
 
 COMMAND = [
@@ -139,3 +139,20 @@ def test_the_image_is_built_as_its_page_says(engine: DockerEngine) -> None:
         env=os.environ | more, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert said.stdout == "load client: ready for its code\n"
+
+
+def test_server_and_client_in_the_network_of_a_node_without_a_bridge(tmp_path: Path) -> None:
+    with DockerEngine("--bridge=none") as bare:
+        with_images(bare)
+        client = bare.client()
+        client_image.make(client)
+        assert "bridge" not in {one.name for one in client.networks.list()}
+        client.close()
+        done = run(tmp_path, bare, "~arms.ngram", "runner.network=host")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert bare.containers() == []
+    (directory,) = tmp_path.glob("runs/embedded_drafters/*")
+    (entry,), records = store.load(directory)
+    assert len(records) == 2 and all(record.outcome == "ok" for record in records)
+    words = entry.server.command
+    assert words[words.index("--network") + 1] == "host" and "127.0.0.1" in words and "--publish" not in words
