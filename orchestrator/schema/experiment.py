@@ -192,7 +192,7 @@ class Experiment(Model):
             if arm.load.client == "node" and arm.runner.kind != "docker":
                 raise ValueError(
                     f"load.client: node puts the client into a container beside the server's, and arm {name} has "
-                    f"runner={arm.runner.kind}; allowed: here, or runner=docker"
+                    f"runner={arm.runner.kind}; allowed: here, or runner=docker or docker_embedded"
                 )
         return self
 
