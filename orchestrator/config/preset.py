@@ -10,7 +10,7 @@ from orchestrator.planning.hardware import Gpus
 
 MEANS = {
     "embedded": "the small target on this project's own engine",
-    "gpu": "the published target on SGLang in containers",
+    "gpu": "the published target on SGLang",
 }
 _EMBEDDED = ("embedded", "docker_embedded")
 _LAUNCHERS_HERE = (None, "basic", "joblib")
@@ -30,7 +30,8 @@ def place(overrides: Sequence[str], gpus: Callable[[], Gpus]) -> tuple[list[str]
             f"runner={runner}", "a sweep over runners needs a preset", allowed=[f"preset={name}" for name in MEANS]
         )
     preset, reason = _decide(runner, overrides, gpus)
-    return [f"preset={preset}", *rest], f"{reason}: preset={preset} ({MEANS[preset]})"
+    where = " in containers" if preset == "gpu" and runner in (None, "auto", "docker") else ""
+    return [f"preset={preset}", *rest], f"{reason}: preset={preset} ({MEANS[preset]}{where})"
 
 
 def serves_here(overrides: Sequence[str]) -> bool:

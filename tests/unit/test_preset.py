@@ -49,6 +49,7 @@ def test_a_chosen_runner_takes_its_preset(runner: str, preset: str) -> None:
     overrides, said = place([EXPERIMENT, f"runner={runner}"], never)
     assert overrides == [f"preset={preset}", EXPERIMENT, f"runner={runner}"]
     assert said is not None
+    assert ("in containers" in said) == (runner == "docker")
 
 
 def test_a_chosen_preset_is_kept_in_silence() -> None:
