@@ -15,6 +15,11 @@ from runners.base import ServerFailure, Software
 LOOPBACK = "127.0.0.1"
 _POLL_S = 0.1
 _TAIL_LINES = 12
+_LINE = 1000
+"""Characters shown of a line."""
+_PIECE = 2**20
+"""Bytes that are read of a log at a time, and twice that of either end of a whole one: servers of a broken image have
+filled disks, which need not fill the memory, too."""
 
 
 def wait_until_ready(
@@ -62,19 +67,35 @@ class LogLines:
             return
         with self._log.open("rb") as file:
             file.seek(self._position)
-            whole, newline, _ = file.read().rpartition(b"\n")
+            piece = file.read(_PIECE)
+        whole, newline, _ = piece.rpartition(b"\n")
+        if not newline and len(piece) == _PIECE:  # a line without an end
+            whole = piece
         self._position += len(whole) + len(newline)
         yield from whole.decode(errors="replace").splitlines()
 
 
+def log_text(log: Path) -> str:
+    """The whole of it, without the middle of one that is very long; "" where there is none."""
+    if not log.exists():
+        return ""
+    with log.open("rb") as file:
+        first = file.read(2 * _PIECE)
+        left = log.stat().st_size - len(first)
+        if left > 2 * _PIECE:
+            file.seek(-2 * _PIECE, 2)
+            first += b"\n(the middle is left out)\n"
+        return (first + file.read()).decode(errors="replace")
+
+
 def log_lines(log: Path) -> list[str]:
     """Its lines that are not empty; a progress bar's updates count as lines."""
-    return [line for line in log.read_text(errors="replace").replace("\r", "\n").splitlines() if line.strip()]
+    return [line for line in log_text(log).replace("\r", "\n").splitlines() if line.strip()]
 
 
 def tail(log: Path) -> str:
     """What it said last."""
-    return "\n".join(log_lines(log)[-_TAIL_LINES:]) if log.exists() else ""
+    return "\n".join(line[:_LINE] for line in log_lines(log)[-_TAIL_LINES:])
 
 
 def get_json(url: str, timeout_s: float = 30.0) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from runners.sglang import failures, flags, identity, ready, rules
 from runners.sglang.config import ServerConfig
 from runners.sglang.help_check import parse_help, problems
 from runners.sglang.installed import Installed
-from runners.starting import get_json, not_in_form, tail
+from runners.starting import get_json, log_text, not_in_form, tail
 
 PYTHON = ("python3",)
 """Of SGLang's images."""
@@ -92,5 +92,5 @@ class SglangSoftware:
 
     def failure(self, code: int, log: Path, served: bool) -> ServerFailure:
         """From the log alone: SGLang's exit codes tell nothing."""
-        found = failures.classify(log.read_text(errors="replace") if log.exists() else "")
+        found = failures.classify(log_text(log))
         return ServerFailure(found.cause, str(found), log, served or found.served, tail(log))
