@@ -136,6 +136,9 @@ def launch_lines(arm: ArmConfig) -> list[str]:
             from runners.embedded import command
         except ImportError:
             return ["(the embedded engine is not installed)"]
+        if arm.runner.kind == "docker":
+            # As inside the container, like SGLang's (runners.sglang.planned).
+            return [f"image {arm.runner.image}", shlex.join(command(arm.server, "0.0.0.0", 30000, "python"))]
         port = start_options(arm)["port"]
         return [shlex.join(command(arm.server, "127.0.0.1", port or "FREE_PORT"))]
     from runners.sglang import planned

@@ -13,6 +13,7 @@ from orchestrator.config.compose import expand, hydra, hydra_settings, load
 from orchestrator.config.names import ConfigError
 from orchestrator.paths import conf_dir
 from orchestrator.planning.plan import unexpected_differences
+from orchestrator.planning.plan_text import launch_lines
 from orchestrator.schema import ARM_GROUPS
 
 EMBEDDED = ("preset=embedded", "+experiment=dspine_vs_dflash2")
@@ -254,3 +255,17 @@ def test_a_place_that_cannot_be_reached_is_refused(typed: list[str], told: str) 
     assert told in str(caught.value)
     fine = ["node=ssh", "node.host=a", "runner=docker", "runner.network=host", "runner.port=31000"]
     load(["preset=gpu", "suite=smoke_2", "name=one", '+arms.plain=["drafter=none"]', *fine])
+
+
+def test_a_plan_of_the_small_engine_in_a_container_shows_the_containers_command() -> None:
+    overrides = [
+        "preset=embedded",
+        "runner=docker_embedded",
+        "suite=smoke_2",
+        "name=one",
+        '+arms.plain=["drafter=none"]',
+    ]
+    image, line = launch_lines(load(overrides).configs["plain"])
+    assert image == "image spec-orchestrator/embedded:latest"
+    assert line.startswith("python -m runners.engine ")
+    assert "--host 0.0.0.0 --port 30000" in line
