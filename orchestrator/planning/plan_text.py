@@ -136,11 +136,13 @@ def launch_lines(arm: ArmConfig) -> list[str]:
             from runners.embedded import command
         except ImportError:
             return ["(the embedded engine is not installed)"]
+        port = start_options(arm)["port"] or "FREE_PORT"
         if arm.runner.kind == "docker":
             # As inside the container, like SGLang's (runners.sglang.planned).
-            return [f"image {arm.runner.image}", shlex.join(command(arm.server, "0.0.0.0", 30000, "python"))]
-        port = start_options(arm)["port"]
-        return [shlex.join(command(arm.server, "127.0.0.1", port or "FREE_PORT"))]
+            own_network = arm.runner.network == "bridge"
+            words = command(arm.server, *(("0.0.0.0", 30000) if own_network else ("127.0.0.1", port)), "python")
+            return [f"image {arm.runner.image}", shlex.join(words)]
+        return [shlex.join(command(arm.server, "127.0.0.1", port))]
     from runners.sglang import planned
 
     return planned.told(arm.server, arm.runner.port)

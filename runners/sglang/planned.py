@@ -32,7 +32,8 @@ def told(server: Mapping[str, Any], port: int | None) -> list[str]:
     config = _read(server)
     version, source = _version(config)
     contained = config.runner["kind"] == "docker"
-    host, address = ("0.0.0.0", CONTAINER_PORT) if contained else ("127.0.0.1", port or FREE_PORT)
+    own_network = contained and config.runner["network"] == "bridge"
+    host, address = ("0.0.0.0", CONTAINER_PORT) if own_network else ("127.0.0.1", port or FREE_PORT)
     command = SERVE if contained else tuple(config.runner["command"])
     try:
         made = launch(config, version, host, address, f"{config.target.name}-{NONCE}")
