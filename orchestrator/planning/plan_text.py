@@ -139,8 +139,8 @@ def launch_lines(arm: ArmConfig) -> list[str]:
         port = start_options(arm)["port"] or "FREE_PORT"
         if arm.runner.kind == "docker":
             # As inside the container, like SGLang's (runners.sglang.planned).
-            own_network = arm.runner.network == "bridge"
-            words = command(arm.server, *(("0.0.0.0", 30000) if own_network else ("127.0.0.1", port)), "python")
+            host, port = ("0.0.0.0", 30000) if arm.runner.network == "bridge" else ("127.0.0.1", port)
+            words = command(arm.server, host, port, "python")
             return [f"image {arm.runner.image}", shlex.join(words)]
         return [shlex.join(command(arm.server, "127.0.0.1", port))]
     from runners.sglang import planned
