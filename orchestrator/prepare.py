@@ -172,7 +172,9 @@ class _Places:
         folders = [path] if path.startswith("/") else []
         words = looking(PYTHON, path, revision, online=True)
         return self._once(
-            words, lambda words: run(connection, node, image, words, cache, folders, _progress), str(node)
+            words,
+            lambda words: run(connection, node, image, words, cache, folders, _progress, runner.network),
+            str(node),
         )
 
     def _once(self, words: Sequence[str], run: Callable[[Sequence[str]], str], place: str = "") -> Found:

@@ -21,11 +21,13 @@ def run(
     hf_cache: str,
     folders: Sequence[str],
     on_line: Callable[[str], None],
+    network: str = "bridge",
 ) -> str:
     """What the command printed. ``folders`` of the node are seen where they lie; the cache is written.
 
-    ``on_line`` is told each line of its standard error, which is progress. The engine's own network is used. Raises
-    ServerFailure (``weights``, those of the engine).
+    ``on_line`` is told each line of its standard error, which is progress. ``network``: as ``runner.network``; an
+    engine without a bridge reaches nothing but through the node's own. Raises ServerFailure
+    (``weights``, those of the engine).
     """
     from docker.types import Mount
 
@@ -37,6 +39,7 @@ def run(
         "environment": {"HF_HOME": cache, **hub_token()},
         "mounts": [*read_only_mounts({path: path for path in folders}), Mount(cache, cache, type="bind")],
         "init": True,
+        **({"network_mode": "host"} if network == "host" else {}),
     }
     about = f"weights cannot be looked for in the image {image}"
     with (

@@ -17,7 +17,9 @@ import pytest
 from orchestrator.measuring import store
 from orchestrator.measuring.records import read_records
 from orchestrator.telemetry import samples
-from tests import client_image
+from runners.docker import fetch
+from runners.docker.connect import connect
+from tests import base_image, client_image
 from tests.command_process import eventually
 from tests.docker_engine import DockerEngine
 from tests.integration.docker.conftest import EMBEDDED, MOUNTS, ROOT, with_images
@@ -141,6 +143,16 @@ def test_the_image_is_built_as_its_page_says(engine: DockerEngine) -> None:
     assert said.stdout == "load client: ready for its code\n"
 
 
+def network_of_fetch(engine: DockerEngine, place: Path, network: str) -> str:
+    """That in which weights are looked for."""
+    words = ["python", "-c", "import os; print(os.readlink('/proc/self/ns/net'))"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DOCKER_HOST", engine.address)
+        node = {"kind": "local", "gpus": []}
+        with connect(node) as connection:
+            return fetch.run(connection, node, base_image.NAME, words, str(place / "hub"), [], print, network).strip()
+
+
 def test_server_and_client_in_the_network_of_a_node_without_a_bridge(tmp_path: Path) -> None:
     with DockerEngine("--bridge=none") as bare:
         with_images(bare)
@@ -148,6 +160,8 @@ def test_server_and_client_in_the_network_of_a_node_without_a_bridge(tmp_path: P
         client_image.make(client)
         assert "bridge" not in {one.name for one in client.networks.list()}
         client.close()
+        mine = os.readlink("/proc/self/ns/net")
+        assert [network_of_fetch(bare, tmp_path, one) == mine for one in ("bridge", "host")] == [False, True]
         done = run(tmp_path, bare, "~arms.ngram", "runner.network=host")
         assert done.returncode == 0, done.stdout + done.stderr
         assert bare.containers() == []
