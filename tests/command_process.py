@@ -56,6 +56,14 @@ def processes(place: Path, module: str) -> list[psutil.Process]:
 
 def eventually(condition: Callable[[], Any], seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
-    while not condition():
+    while not _holds(condition):
         assert time.monotonic() < deadline, "did not happen in time"
         time.sleep(0.05)
+
+
+def _holds(condition: Callable[[], Any]) -> bool:
+    """A folder that goes while it is being looked through (Python 3.11 raises then) is looked through again."""
+    try:
+        return bool(condition())
+    except FileNotFoundError:
+        return False
