@@ -30,9 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code. HYDRA_FULL_ERROR=1 shows the traceback of a wrong configuration."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(
-            stream, io.TextIOWrapper
-        ):  # a terminal or a log in an old encoding: a "?" is better than no table
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal or a log in an old encoding: a "?" is better than no table.
             stream.reconfigure(errors="replace")
     if not arguments:
         print(usage.overview(), end="", file=sys.stderr)

@@ -129,6 +129,8 @@ def _arms(experiment: Experiment) -> list[list[str]]:
 def launch_lines(arm: ArmConfig) -> list[str]:
     """The command that starts the arm's server, ready for a shell, and what has to be known of it; a sentence where its
     runner has none."""
+    from runners.sglang import planned
+
     if arm.runner.kind == "attach":
         return [f"(already running: {arm.runner.url})"]
     if arm.engine == "embedded":
@@ -136,15 +138,10 @@ def launch_lines(arm: ArmConfig) -> list[str]:
             from runners.embedded import command
         except ImportError:
             return ["(the embedded engine is not installed)"]
-        port = start_options(arm)["port"] or "FREE_PORT"
+        host, port = planned.listens(arm.server["runner"], start_options(arm)["port"])
         if arm.runner.kind == "docker":
-            # As inside the container, like SGLang's (runners.sglang.planned).
-            host, port = ("0.0.0.0", 30000) if arm.runner.network == "bridge" else ("127.0.0.1", port)
-            words = command(arm.server, host, port, "python")
-            return [f"image {arm.runner.image}", shlex.join(words)]
-        return [shlex.join(command(arm.server, "127.0.0.1", port))]
-    from runners.sglang import planned
-
+            return [f"image {arm.runner.image}", shlex.join(command(arm.server, host, port, "python"))]
+        return [shlex.join(command(arm.server, host, port))]
     return planned.told(arm.server, arm.runner.port)
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
 from runners.docker.connect import Connection
+from runners.docker.sources import packed
 
 _FOLDER = "spec-orchestrator-client"
 _PACKAGES = ("load", "measuring", "analysis")
@@ -45,10 +44,4 @@ def _archive() -> bytes:
         for file in package.joinpath(folder).iterdir():
             if file.name.endswith(".py"):
                 sources[f"orchestrator/{folder}/{file.name}"] = file.read_bytes()
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w") as archive:
-        for name, data in sources.items():
-            entry = tarfile.TarInfo(f"{_FOLDER}/{name}")
-            entry.size, entry.mode = len(data), 0o644
-            archive.addfile(entry, io.BytesIO(data))
-    return content.getvalue()
+    return packed(_FOLDER, sources)

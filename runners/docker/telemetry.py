@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 from importlib.resources import files
 from typing import Any
 
 from runners.docker.connect import Connection
+from runners.docker.sources import packed
 
 _FOLDER = "spec-orchestrator-telemetry"
 _IMAGES_OWN = "/opt/spec-orchestrator"
@@ -33,15 +32,9 @@ def command(connection: Connection, container: Any, gpus: bool) -> tuple[tuple[s
 
 def _archive() -> bytes:
     """A tar file with ``runners/__init__.py`` and ``runners/telemetry``."""
-    content = io.BytesIO()
     package = files("runners")
     sources = {"runners/__init__.py": b""}
     for file in package.joinpath("telemetry").iterdir():
         if file.name.endswith(".py"):
             sources[f"runners/telemetry/{file.name}"] = file.read_bytes()
-    with tarfile.open(fileobj=content, mode="w") as archive:
-        for name, data in sources.items():
-            entry = tarfile.TarInfo(f"{_FOLDER}/{name}")
-            entry.size, entry.mode = len(data), 0o644
-            archive.addfile(entry, io.BytesIO(data))
-    return content.getvalue()
+    return packed(_FOLDER, sources)

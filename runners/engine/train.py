@@ -50,7 +50,7 @@ BLOCK_MIX: dict[str, dict[int, float]] = {
     "dflash2": {8: 0.8, 4: 0.1, 16: 0.1},
     "dspine": {16: 0.5, 8: 0.4, 4: 0.1},
 }
-"""Each mostly at the block it is run at; the rest keeps a swept block size meaningful."""
+"""Each most often at the block it is run at; the rest keeps a swept block size meaningful."""
 
 DECAY = 2.5
 """Positions over which a draft's weight in the loss falls to 1/e: about as fast as the share of steps that reach it."""

@@ -31,15 +31,19 @@ def told(server: Mapping[str, Any], port: int | None) -> list[str]:
     """
     config = _read(server)
     version, source = _version(config)
-    contained = config.runner["kind"] == "docker"
-    own_network = contained and config.runner["network"] == "bridge"
-    host, address = ("0.0.0.0", CONTAINER_PORT) if own_network else ("127.0.0.1", port or FREE_PORT)
-    command = SERVE if contained else tuple(config.runner["command"])
+    host, address = listens(config.runner, port)
+    command = SERVE if config.runner["kind"] == "docker" else tuple(config.runner["command"])
     try:
         made = launch(config, version, host, address, f"{config.target.name}-{NONCE}")
     except ConfigError as error:
         return [source, f"(no command: {error.problem})"]
     return [source, made.shell(command), *(f"note: {note}" for note in made.notes)]
+
+
+def listens(runner: Mapping[str, Any], port: int | None) -> tuple[str, int | str]:
+    """(host, port) of the server of a runner's config, as it sees them itself; ``port`` None: any free one."""
+    own_network = runner["kind"] == "docker" and runner["network"] == "bridge"
+    return ("0.0.0.0", CONTAINER_PORT) if own_network else ("127.0.0.1", port or FREE_PORT)
 
 
 def refusals(server: Mapping[str, Any], temperature: float) -> list[str]:
